@@ -40,7 +40,7 @@ class HyFEMState(NamedTuple):
 
     params: Tensor  # Theta_0 and w_0 [D]
     places: Tensor  # Pi_m [N, sum of h] int64, layer after layer
-    own: OwnModels  # Theta_m and w_m of the clients that have taken part; empty without `keep_own`
+    own: OwnModels  # Theta_m and w_m of the clients that have reported; empty without `keep_own`
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class HyFEM(Algorithm[HyFEMState]):
         return HyFEMState(x, layout.first_places(fed.num_clients, x.device), {})
 
     def _own(self, state: HyFEMState, fed: Federation, ids: np.ndarray) -> Tensor:
-        """The own models [k, D] of clients; for clients that have not taken part, their first models."""
+        """The own models [k, D] of clients; for clients that have not reported, their first models."""
         layout, blocks, x = Layout.of(fed.family), blocks_of(fed), fed.family.init(fed.seed)
         rows, places = fed.row_store(self.store_on, len(x)), layout.first_places(1, x.device)[0]
         found = x.new_empty(len(ids), len(x))
@@ -144,16 +144,15 @@ class HyFEM(Algorithm[HyFEMState]):
         return found
 
     def round(self, state: HyFEMState, fed: Federation) -> HyFEMState:
-        cohort = fed.start_cohort(())
-        rows, sizes = self._client_update(state, cohort, fed), self._sizes(fed)
-        if self.keep_own:
-            everyone = ClientGroup(0, fed.family, cohort.client_ids)
-            state = state._replace(own=updated(fed, self.store_on, state.own, [(everyone, rows)]))
-        asked = self._server_size(state, fed) if self.send_all else sizes[cohort.client_ids]
-        fed.metrics.count_payload(download=int(np.sum(np.broadcast_to(asked, len(cohort)) + state.places.shape[1])))
-        arrivals = fed.collect_updates(cohort, Models(rows), known=("models",))
-        del rows  # if updates are late, those that arrive are others
-        sent = int(sizes[arrivals.ids.cpu().numpy()].sum())
+        sizes = self._sizes(fed)
+        received = np.full_like(sizes, self._server_size(state, fed)) if self.send_all else sizes
+        cohort = fed.start_cohort((), received + state.places.shape[1])
+        arrivals = fed.collect_updates(cohort, Models(self._client_update(state, cohort, fed)), known=("models",))
+        reporting = ClientGroup(0, fed.family, arrivals.ids.cpu().numpy())
+        if self.keep_own:  # late clients get their model later
+            kept = updated(fed, self.store_on, state.own, [(reporting, arrivals.upload.models)])
+            state = state._replace(own=kept)
+        sent = int(sizes[reporting.ids].sum())
         fed.metrics.count_payload(upload=sent)
         fed.metrics.count_server_flops(2 * sent)
         fed.record_server_cache(0)

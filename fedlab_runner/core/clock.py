@@ -17,7 +17,7 @@ class Starts(NamedTuple):
 
     ids: np.ndarray  # [K], in the order of sampling
     due: np.ndarray  # [K], the rounds in which their updates arrive
-    asked: int  # clients that received the model, including those whose update the server will not use
+    asked: np.ndarray  # the clients that received the model, including those whose update the server will not use
 
 
 class RoundClock:
@@ -54,7 +54,7 @@ class RoundClock:
             delays = self._delays[asked]
         ids, delays = reporting_clients(policy, asked, delays)
         self._due[ids] = round + delays
-        return Starts(ids, round + delays, len(asked))
+        return Starts(ids, round + delays, asked)
 
     def ahead(self, round: int, rounds: int) -> Iterator[Starts]:
         """What `start` will return in each of `rounds` rounds from `round` on. The clock itself does not move."""

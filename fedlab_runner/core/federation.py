@@ -104,10 +104,14 @@ class Federation:
         """
         self.trainer.losses_reported = True
 
-    def start_cohort(self, broadcast: Sequence[Tensor]) -> Cohort:
-        """Samples the clients that receive `broadcast` and train now; their updates may be late."""
+    def start_cohort(self, broadcast: Sequence[Tensor], parts: np.ndarray | None = None) -> Cohort:
+        """Samples the clients that receive `broadcast` and train now; their updates may be late.
+
+        `parts` [N] is the number of values that each client receives besides `broadcast` (None: 0).
+        """
         starts = self._clock.start(self.round)
-        self.metrics.count_payload(download=starts.asked * sum(map(self.home.sent, broadcast)))
+        to_all = len(starts.asked) * sum(map(self.home.sent, broadcast))
+        self.metrics.count_payload(download=to_all + (0 if parts is None else int(parts[starts.asked].sum())))
         return self._cohort(starts.ids, starts.due, self.family, self.local, self.home if self.home.acts else None)
 
     def cohort(self, ids: np.ndarray, family: ModelFamily | None = None, local: LocalTraining | None = None) -> Cohort:

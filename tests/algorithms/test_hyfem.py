@@ -18,12 +18,14 @@ from fedlab_runner.config.build import build
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.datasets.examples import Examples
+from fedlab_runner.delays.constant import ConstantDelay
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.matrix import Matrix
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import prepare
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.participation.fixed import FixedParticipation
+from fedlab_runner.participation.over_selection import OverSelection
 from fedlab_runner.utils.errors import UserError
 from tests.evaluation.test_evaluator import evaluation
 from tests.helpers.composed import composed
@@ -346,6 +348,10 @@ def test_clients_send_and_receive_their_parts() -> None:
     run(hyfem(send_all=True), fed, 1, first=1)
     server = sum(extractor.values()) + 6 * 9 + 6 + 6 * 3 + 3
     assert fed.collect()["comm/download_mb"] == pytest.approx(4 * 4 * (server + 6) / 1e6)
+    wasteful = hybrid(build=network((6,), (9,)), participation=OverSelection(2, 2.0, 0))
+    run(hyfem(), wasteful, 1)
+    assert wasteful.collect()["late/arrived"] == 2, "all four clients are asked"
+    assert wasteful.collect()["comm/download_mb"] == metrics["comm/download_mb"]
     run(algorithm("standalone"), fed, 1, first=2)
     assert fed.collect()["comm/upload_mb"] == 0 == fed.collect()["comm/download_mb"]
 
@@ -393,6 +399,19 @@ def test_a_client_is_tested_on_its_blocks_alone(monkeypatch: Any) -> None:
     assert set(read) == set(blocks_of(fed)) and fed.family.module.read == (0, 1, 2), "all are read again"
     whole = [fed.family.predict(w, inputs).argmax(1) for w in built.client_models(state, fed, np.arange(4))]
     assert found == pytest.approx([float((logits == targets).double().mean()) for logits in whole])
+
+
+@pytest.mark.parametrize("kept", ["none", "head"])
+def test_a_late_client_gets_its_own_model_when_its_update_arrives(kept: str) -> None:
+    """Until then it is busy. A part at home, if there is one, belongs to the same model."""
+    fed, built = hybrid(delay=ConstantDelay("client", 2), home=home(kept)), hyfem(keep_own=True)
+    state = built.init(fed)
+    first = built.client_models(state, fed, np.arange(4))
+    for round in range(3):
+        state = run(built, fed, 1, first=round, state=state)
+        own = built.client_models(state, fed, np.arange(4))
+        assert torch.equal(own, first) == (round < 2)
+        assert bool((own != first).any(1).all()) == (round == 2)
 
 
 # --- what stays at home ---

@@ -163,18 +163,18 @@ def hyfem(
             start = server | classifiers if first_classifiers == "own" else server
             own.append(network.take(start, held[m], pi[m]))
     sent: list[tuple[Sent, Parts]] = []
-    trained = set[int]()  # who has taken part
+    reported = set[int]()
     for t in range(p.num_rounds):  # line 2
         for k in p.cohort(t):  # lines 3 to 5
             m = k.client
             # line 2 of Algorithm 2; keep_own is Eq 22: clients continue from their own models
             start = own[m] if keep_own else network.take(server, held[m], pi[m])
             mine = client_update(server, start, m, pi[m], t)
-            if keep_own:
-                own[m] = mine
-                trained.add(m)
             sent.append((Sent(t, m, k.due, p.x0, p.x0), mine))
         here = {u.client: mine for u, mine in sent if u.due == t}
+        for m in here if keep_own else ():  # a late client has its model later
+            own[m] = here[m]
+            reported.add(m)
         if here:
             silent = [m for m in M if m not in here]
             models = [here[m] if m in here else network.take(server, held[m], pi[m]) for m in M]
@@ -193,7 +193,7 @@ def hyfem(
                 server[k] = torch.where(mass[k] > 0, mean, rest[k] / there[k].clamp(min=1))
         x = p.net.joined(server).vector
         places = torch.from_numpy(np.stack([np.concatenate(each) for each in pi]))
-        yield {"params": x, "places": places, "own": {m: p.net.joined(own[m]).vector for m in trained}}
+        yield {"params": x, "places": places, "own": {m: p.net.joined(own[m]).vector for m in reported}}
 
 
 APART = {"keep_own": True, "first_classifiers": "own"}  # neurons begin in other places

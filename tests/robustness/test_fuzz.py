@@ -238,7 +238,7 @@ def test_clocks(data: st.DataObject) -> None:
             again = resumed.start(round)
             assert np.array_equal(again.ids, starts.ids) and np.array_equal(again.due, starts.due)
         idle = (due < round) & (num_examples > 0)
-        assert len(set(starts.ids.tolist())) == len(starts.ids) <= starts.asked <= idle.sum()
+        assert len(set(starts.ids.tolist())) == len(starts.ids) <= len(starts.asked) <= idle.sum()
         assert idle[starts.ids].all() and (starts.due >= round).all()
         assert len(starts.ids) == min(size, int(idle.sum()))
         due[starts.ids] = starts.due
