@@ -21,13 +21,14 @@ PREFIX = "analysis/update_cosine_"  # of the metrics' keys
 
 
 class _RecordingCohort(Cohort):
-    """A cohort that keeps the parameter changes of its last training."""
+    """A cohort that keeps the parameters of its last training minus those of the server's model."""
 
+    server: Tensor  # [P]
     updates: Tensor | None = None  # [K, P]
 
     def train(self, start: Tensor, **how: Any) -> Tensor:
         y = super().train(start, **how)
-        self.updates = (y - start)[:, : self.family.num_params]
+        self.updates = y[:, : len(self.server)] - self.server
         return y
 
 
@@ -35,10 +36,11 @@ class _RecordingCohort(Cohort):
 class UpdateCosines(Analysis[dict[int, Tensor]]):
     """Cosines of client updates to the true update, and of the true update to the true updates of earlier rounds.
 
+    A client's update is its trained model minus the server's, also where it starts from another model (FedALA, FedMA).
     The true update is the mean of all clients' updates, weighted by numbers of examples. In round 0, and every `every`
-    rounds, all clients train from the server's model, with the algorithm's client update and the round's minibatches,
-    which takes a pass over all clients. The cosines are those of `clients` clients (null: all), newly drawn each time;
-    their updates are in memory at once. The analysis keeps each true update, a vector [P] of the model's parameters.
+    rounds, all clients train, with the algorithm's client update and the round's minibatches, which takes a pass over
+    all clients. The cosines are those of `clients` clients (null: all), newly drawn each time; their updates are in
+    memory at once. The analysis keeps each true update, a vector [P] of the model's parameters.
     """
 
     every: int
@@ -89,8 +91,9 @@ class UpdateCosines(Analysis[dict[int, Tensor]]):
 
 
 def _updates(algorithm: ServerAlgorithm[Any, Any], state: Any, fed: Federation, ids: np.ndarray) -> Tensor:
-    """The parameter changes [K, P] of these clients, if they trained in this round."""
+    """The updates [K, P] of the parameters that these clients would send if they trained in this round."""
     cohort = _RecordingCohort(fed.trainer, fed.family, fed.local, ids, np.full(len(ids), fed.round), fed.round, fed.lr)
+    cohort.server = algorithm.server_model(state)[: fed.family.num_params]
     algorithm.client_update(state, cohort)
     if cohort.updates is None:
         raise UserError("analysis=update_cosines needs an algorithm whose clients train")

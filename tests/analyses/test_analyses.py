@@ -50,6 +50,28 @@ def test_the_cosines_are_those_of_the_updates_of_a_round_in_which_all_take_part(
     assert seen["analysis/update_cosine_negative"] == float((cosines < 0).double().mean())
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("fedavg", {}),
+        ("fedprox", {}),
+        ("ditto", {}),
+        ("apfl", {"weighting": "size"}),
+        ("fedala", {}),
+        ("fedma", {"first_models": "own", "matched": False}),
+    ],
+)
+def test_the_true_update_is_the_servers_step(name: str, keys: dict[str, Any]) -> None:
+    """If everyone takes part and the server averages; also where clients start from other models than the server's."""
+    fed, built, analysis = federation(SIZES), algorithm(name, **keys), UpdateCosines(1, None)
+    state, memory = built.init(fed), analysis.init()
+    for round in range(2):
+        fed.begin(round, 1.0)
+        memory, _ = analysis.observe(memory, state, built, fed)
+        before, state = built.models(state), run(built, fed, 1, first=round, state=state)
+        torch.testing.assert_close(memory[round + 1], built.models(state) - before, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", SERVERS)
 def test_it_works_beside_every_server_algorithm(name: str) -> None:
     for seen in measure(name, std=2.0):
