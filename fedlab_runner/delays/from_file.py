@@ -1,5 +1,6 @@
 """Delays from a file, such as measured delays."""
 
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedlab_runner.delays.base import MAX_ROUNDS, Delay, whole_rounds
+from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
 
@@ -30,11 +32,13 @@ class DelayFromFile(Delay):
         file = Path(self.path).expanduser()
         read = {".json": _read_json, ".npy": _read_npy}.get(file.suffix, _read_text)
         try:
-            entries = list(read(file))
-        except OSError as error:
-            raise UserError(f"path must be a readable file, got '{self.path}': {error.strerror or error}") from error
+            content = untrusted.read_bytes(file, untrusted.MAX_LINES_BYTES)
+        except FileNotFoundError as error:
+            raise UserError(f"path must be a readable file, got '{self.path}': {error.strerror}") from error
+        except untrusted.Unreadable as fault:
+            raise UserError(f"path must be a readable file, got '{self.path}': it {fault}") from fault
         delays: list[float] = []
-        for where, entry in entries:
+        for where, entry in read(content, file):
             if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not 0 <= entry < math.inf:
                 raise UserError(f"path must hold delays, numbers >= 0, got {entry!r} in {self.path}, {where}")
             delays.append(min(entry, MAX_ROUNDS))  # a whole number in JSON can be too large for a float
@@ -51,11 +55,12 @@ class DelayFromFile(Delay):
 Entries = Iterator[tuple[str, object]]  # pairs of a place in the file and the value there
 
 
-def _read_text(file: Path) -> Entries:
+def _read_text(content: bytes, file: Path) -> Entries:
     try:
-        lines = [line.partition("#")[0].replace(",", " ").split() for line in file.read_text("utf-8-sig").splitlines()]
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"path must be a text, .csv, .json or .npy file, got {file}, which is none") from error
+    lines = [line.partition("#")[0].replace(",", " ").split() for line in text.splitlines()]
     alone = sum(map(bool, lines)) == 1
     for number, words in enumerate(lines, 1):
         if len(words) > 1 and not alone:  # otherwise a table of two columns would count as twice as many clients
@@ -71,9 +76,9 @@ def _number(word: str) -> float | str:
         return word
 
 
-def _read_json(file: Path) -> Entries:
+def _read_json(content: bytes, file: Path) -> Entries:
     try:
-        entries = json.loads(file.read_text("utf-8-sig"))
+        entries = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"path must hold a JSON array, got {file}, which is not text") from error
     except json.JSONDecodeError as error:
@@ -85,11 +90,12 @@ def _read_json(file: Path) -> Entries:
     return ((f"entry {index}", entry) for index, entry in enumerate(entries))
 
 
-def _read_npy(file: Path) -> Entries:
+def _read_npy(content: bytes, file: Path) -> Entries:
     try:
-        entries = np.load(file, allow_pickle=False)
+        entries = np.lib.format.read_array(io.BytesIO(content))
     except (ValueError, EOFError, MemoryError) as error:
-        raise UserError(f"path must hold a numpy vector, got {file}, which cannot be read") from error
+        what = "is an archive" if content.startswith(b"PK") else "cannot be read"
+        raise UserError(f"path must hold a numpy vector, got {file}, which {what}") from error
     if entries.ndim != 1 or entries.dtype.kind not in "iuf":
         raise UserError(f"path must hold a vector of numbers, got {entries.dtype} {list(entries.shape)} in {file}")
     return ((f"entry {index}", entry) for index, entry in enumerate(entries.tolist()))

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedlab_runner.topologies.base import Topology
 from fedlab_runner.topologies.graphs import from_edges, unreachable
+from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
 
@@ -21,8 +22,9 @@ class EdgeList(Topology):
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         try:
-            lines = Path(self.path).expanduser().read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            content = untrusted.read_bytes(Path(self.path).expanduser(), untrusted.MAX_LINES_BYTES)
+            lines = content.decode().splitlines()
+        except (OSError, UnicodeDecodeError, untrusted.Unreadable) as error:
             raise UserError(f"topology.path must be a readable text file, got {self.path} ({error})") from None
         edges = []
         for number, line in enumerate(lines, start=1):

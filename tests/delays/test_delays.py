@@ -1,6 +1,7 @@
 """Delays: their distributions, files of delays, and what is refused."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -165,6 +166,7 @@ def test_entry_i_is_the_delay_of_client_i(tmp_path, name):
         ("d.npy", np.array(["1"]), r"path must hold a vector of numbers, got <U1 \[1\] in .*d.npy"),
         ("d.npy", b"1, 2, 3", "path must hold a numpy vector, got .*d.npy, which cannot be read"),
         ("d.npy", b"", "path must hold a numpy vector, got .*d.npy, which cannot be read"),
+        ("d.npy", b"PK\x03\x04", "path must hold a numpy vector, got .*d.npy, which is an archive"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path, name, content, message):
@@ -176,6 +178,20 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, name, content, message):
 @pytest.mark.parametrize("name", ["absent.csv", "absent.json", "absent.npy", "."])
 def test_a_file_that_is_not_there_is_named(tmp_path, name):
     with pytest.raises(UserError, match=r"^path must be a readable file, got '[^\n]*': [^\n]*$"):
+        draw(DelayFromFile("client", str(tmp_path / name)), np.arange(4))
+
+
+def test_an_archive_of_arrays_is_no_vector(tmp_path):
+    np.savez(tmp_path / "d.npz", np.arange(4))
+    archive = (tmp_path / "d.npz").rename(tmp_path / "d.npy")
+    with pytest.raises(UserError, match=r"^path must hold a numpy vector, got .*d\.npy, which is an archive$"):
+        draw(DelayFromFile("client", str(archive)), np.arange(4))
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.json", "d.npy"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)  # to open it would wait for ever
+    with pytest.raises(UserError, match=rf"^path must be a readable file, got '.*{name}': it is not a plain file$"):
         draw(DelayFromFile("client", str(tmp_path / name)), np.arange(4))
 
 

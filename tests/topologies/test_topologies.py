@@ -1,5 +1,6 @@
 """Topologies: symmetric, connected, of the right degrees; and what is refused."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,14 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, fault: str) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^topology\.path must be a readable text file, got "):
         draw(EdgeList(str(tmp_path / "none.txt")), 4)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "links.txt")  # to open it would wait for ever
+    with pytest.raises(
+        UserError, match=r"^topology\.path must be a readable text file, got .* \(is not a plain file\)$"
+    ):
+        draw(EdgeList(str(tmp_path / "links.txt")), 4)
 
 
 def test_graphs_that_do_not_exist_are_refused() -> None:
