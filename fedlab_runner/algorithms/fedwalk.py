@@ -122,7 +122,7 @@ class FedWalk(Algorithm[FedWalkState]):
         family, lr = fed.family, fed.lr if self.lr is None else self.lr
         p = family.num_params
         values, buffers = torch.cat([start[:p], head]), start[p:]
-        with own_generators(family.device, torch_seed(fed.seed, Purpose.AUXILIARY_BATCHES, fed.round)):
+        with own_generators(family.device, torch_seed(fed.seed, Purpose.AUXILIARY_DROPOUT, fed.round)):
             for t, batch in enumerate(self._batches(fed, steps)):
                 family.mode(True, frozen_norm=len(batch.mask) == 1)
                 leaf = values.detach().requires_grad_()

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     INNER_BATCHES = 46
     HESSIAN_BATCHES = 47
     GLOBALS = 48
+    AUXILIARY_DROPOUT = 49
 
 
 def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int]:

@@ -1,7 +1,11 @@
+import sys
+
 import numpy as np
 import pytest
 
+from fedlab_runner.core import rng as module
 from fedlab_runner.core.rng import Purpose, generator, generators, torch_seed
+from tests.helpers.toy import ALGORITHMS, default_home, federation, few_rounds, run
 
 
 def test_a_stream_is_a_function_of_its_key() -> None:
@@ -52,3 +56,21 @@ def test_half_a_word_left_over_by_one_client_does_not_reach_the_next() -> None:
 def test_torch_seeds_fit_a_torch_generator() -> None:
     seeds = {torch_seed(0, Purpose.DROPOUT, round, client) for round in range(10) for client in range(10)}
     assert len(seeds) == 100 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_stream_that_seeds_torch_draws_nothing_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, draws, key = set[tuple[int, int]](), set[tuple[int, int]](), module._key
+
+    def recorded(*parts: int) -> tuple[int, int]:
+        frame, callers = sys._getframe(1), set[str]()
+        while frame is not None and frame.f_globals is vars(module):
+            callers.add(frame.f_code.co_name)
+            frame = frame.f_back
+        found: tuple[int, int] = key(*parts)
+        (seeds if "torch_seed" in callers or "<genexpr>" in callers else draws).add(found)
+        return found
+
+    monkeypatch.setattr(module, "_key", recorded)
+    run(few_rounds(name), federation([8] * 4, cohort=2, home=default_home(name)), 2)
+    assert seeds and draws and {Purpose(seed % 2**16).name for seed, _ in seeds & draws} == set()
