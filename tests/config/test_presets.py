@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedlab_runner.config.build import build, check, conf_dir, register_resolvers
-from fedlab_runner.experiment.run import run_in
+from fedlab_runner.experiment.run import prepare, run_in
 from tests.helpers.composed import composed, with_values
 
 CONF = conf_dir()
@@ -51,6 +51,7 @@ CHOICES = (
     "aggregator",
     "home",
 )
+NEEDS_MORE = {"natural", "assigned_blocks", "random_blocks"}  # partitions of users and of feature blocks
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
 
@@ -171,6 +172,12 @@ def test_an_experiment_in_little_runs(experiment: str, tmp_path: Path) -> None:
     cfg.debug.train_fraction = 0.5  # of the few examples that stand in for the files
     assert 0 <= run_in(tmp_path, cfg) <= 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("choice", sorted({path.stem for path in (CONF / "partition").glob("*.yaml")} - NEEDS_MORE))
+def test_each_partition_deals_the_few_examples_of_an_experiment_in_little(choice: str) -> None:
+    config = build(composed("+debug=tiny", "dataset=digits", f"partition={choice}", "model=logistic", small=False))
+    assert 1 <= prepare(config).simulation.fed.num_clients <= 10
 
 
 def jobs(experiment: str) -> Iterator[dict[str, str]]:
