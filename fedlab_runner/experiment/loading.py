@@ -172,7 +172,7 @@ def _of_checkpoint(store: CheckpointStore, fingerprint: dict[str, Any], simulati
             "library's version that has them"
         )
     if examples != simulation.examples:
-        _log.warning("the examples, or which client has which, are not those of the run")
+        _log.warning("the examples, which client has which, the delays or the links are not those of the run")
     simulation.fed.client_state = ClientStateStore(store.folder, torch.device("cpu"), read_only=True)
     return round, _rows(store, lambda: simulation.restored(round, payload))
 
