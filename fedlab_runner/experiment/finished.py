@@ -50,7 +50,8 @@ def objective_of_finished(
     """The objective after the config's rounds, if the folder holds a finished, undamaged run of this config that is at
     least as long; else None. Writes a summary again that does not fit the rows, and logs damage with this level.
 
-    Raises UserError where other code made the rows, unless `checkpoint.same_code` is false.
+    Raises UserError where other code made the rows, unless `checkpoint.same_code` is false, and where a longer run was
+    not evaluated after the config's rounds.
     """
     e, logger, rounds = config["evaluation"], config["logger"], config["rounds"]
     try:
@@ -75,6 +76,11 @@ def objective_of_finished(
         return None
     if code_digest != digest_of_code(code):
         _report_other_code(folder, code_digest, code, config["checkpoint"]["same_code"])
+    if e["metric"] not in rows[rounds]:
+        raise UserError(
+            f"rounds={rounds}: the run in {folder} has {summary['rounds']} rounds and no evaluation after round "
+            f"{rounds}; give a multiple of evaluation.every={e['every']} as rounds, or another hydra.run.dir"
+        )
     if summary != now:
         _log.info("%s is written again from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)

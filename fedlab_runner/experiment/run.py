@@ -65,8 +65,9 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         finished = objective_of_finished(folder, name, checked.values, code)
         if finished is not None:
             return finished
+        checkpoints = _checkpoints(folder, components)
         command = None if command_of is None else command_of(name)
-        with Attempt(folder, CheckpointStore(folder, components.checkpoint.keep).rounds):
+        with Attempt(folder, checkpoints):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])
 
@@ -79,17 +80,20 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
-    with RunLock(folder) as lock:
-        checkpoints = CheckpointStore(folder, components.checkpoint.keep).rounds
-        done = max(checkpoints(), default=0)
-        if done > components.rounds:
-            raise UserError(
-                f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
-                "another folder"
-            )
-        with Attempt(folder, checkpoints):
-            prepared, code = prepare(components, folder), code_of(checked.fingerprint)
-            return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
+    with RunLock(folder) as lock, Attempt(folder, _checkpoints(folder, components)):
+        prepared, code = prepare(components, folder), code_of(checked.fingerprint)
+        return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
+
+
+def _checkpoints(folder: Path, components: Components) -> Callable[[], list[int]]:
+    """What tells the rounds of a run's checkpoints. Raises UserError where the run has gone on beyond its rounds."""
+    rounds = CheckpointStore(folder, components.checkpoint.keep).rounds
+    if (done := max(rounds(), default=0)) > components.rounds:
+        raise UserError(
+            f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
+            "another folder"
+        )
+    return rounds
 
 
 @in_one_chunk

@@ -95,6 +95,22 @@ def test_anything_else_is_looked_at_in_full(tmp_path: Path, case: str, caplog: p
     assert objective_of_same(tmp_path, cfg) is None and not caplog.records
 
 
+def test_fewer_rounds_give_what_a_run_of_so_many_gives_or_are_refused(tmp_path: Path) -> None:
+    """A run is evaluated after its last round; a longer run was not evaluated there, unless `every` divides it."""
+
+    def objective(folder: str, rounds: int) -> float:
+        return run_in(tmp_path / folder, composed("evaluation.every=2", f"rounds={rounds}"))
+
+    objective("longer", 5)
+    assert objective("longer", 4) == objective("fresh", 4)
+    said = r"^rounds=3: the run in \S+ has 5 rounds and no evaluation after round 3; give a multiple of evaluation\."
+    with pytest.raises(UserError, match=said):
+        objective("longer", 3)
+    (tmp_path / "longer" / "summary.json").unlink()  # as a run leaves its folder that stopped
+    with pytest.raises(UserError, match=r"^rounds must be >= 5, got 3: the run in \S+ has gone on so far"):
+        objective("longer", 3)
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     cfg = composed(*WORDS)
     run_in(tmp_path, cfg)
