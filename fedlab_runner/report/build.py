@@ -21,6 +21,7 @@ from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.escaping import file_names
 
 # Keys that the overview shows if all runs agree on them. The others are in the runs' config.yaml.
 SHARED_KEYS = (
@@ -72,12 +73,14 @@ def report(
     sections: list[Section | None] = [_overview(groups, runs, to_come), *(_published(paper, groups) for paper in known)]
     most = per_line(groups)
     for title, members in blocks:
+        found = _block(members, known, wanted, most, level)
         if len(blocks) > 1:
             names = ", ".join(dict.fromkeys(each.name for each in members))
             heading = block_title(title, members)
             more = title if title != heading else ""
             sections.append(Section(heading, [f"{count_of(_count(members), 'run')}: {names}.", more]))
-        sections += _block(members, known, wanted, most, level)
+            found = [_named(section, [f"{heading} {chart.name}" for chart in section.charts]) for section in found]
+        sections += found
     sections += [failures(groups), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
     missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
@@ -87,8 +90,19 @@ def report(
         + (f", {missing}" if missing else "")
         + (f"; {count_of(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
         [*_date(runs), *headline(blocks, runs, len(to_come))],
-        [section for section in sections if section is not None],
+        _with_file_names([section for section in sections if section is not None]),
     )
+
+
+def _with_file_names(sections: Sequence[Section]) -> list[Section]:
+    """The sections with chart names that can be file names, of which no two are equal."""
+    names = iter(file_names(chart.name for section in sections for chart in section.charts))
+    return [_named(section, [next(names) for _ in section.charts]) for section in sections]
+
+
+def _named(section: Section, names: Sequence[str]) -> Section:
+    """The section with a name for each of its charts."""
+    return replace(section, charts=[replace(chart, name=n) for chart, n in zip(section.charts, names, strict=True)])
 
 
 def papers_of(runs: Sequence[Run], experiment: str | None) -> list[published.Paper]:
@@ -99,7 +113,7 @@ def papers_of(runs: Sequence[Run], experiment: str | None) -> list[published.Pap
 
 def _block(
     groups: Sequence[SeedGroup], known: Sequence[published.Paper], wanted: Sequence[float], most: int, level: int
-) -> list[Section | None]:
+) -> list[Section]:
     """The sections of a block of conditions."""
     lines = lines_of(groups)
     others = [each for each in groups if not any(paper.has(each) for paper in known)]
@@ -108,7 +122,7 @@ def _block(
     found += [_matrix(groups, lines, most), _targets(groups, wanted), _costs(groups)]
     found += metric_sections.sections(groups, lines, most, level)
     found += [_staleness(groups, lines), _partitions(groups)]
-    return [section if section is None else replace(section, level=level) for section in found]
+    return [replace(section, level=level) for section in found if section is not None]
 
 
 def _count(groups: Sequence[SeedGroup]) -> int:

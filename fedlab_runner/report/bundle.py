@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from fedlab_runner.experiment import provenance
 from fedlab_runner.report import build, csv_files, ro_crate
 from fedlab_runner.report.folders import FoundRuns, find, records_of
+from fedlab_runner.report.runs import Run
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
@@ -65,14 +66,12 @@ def write(path: Path, folders: Sequence[Path], experiment: str | None = None, ta
     Raises UserError if there are no runs, or if the file cannot be written.
     """
     groups = build.select(find(folders).runs, experiment)
-    runs = {run.name: run.folder for group in groups for run in group.runs}
-    if bad := next((name for name in runs if not is_run_name(name)), None):
-        raise UserError(f"{visible(bad)} is no name for a run in a bundle: rename its folder")
+    runs = _named([run for group in groups for run in group.runs])
     with tempfile.TemporaryDirectory(prefix="fedlab-bundle-") as place:
         staged = Path(place)
         for name, folder in runs.items():
             _copy_run(folder, staged / OUTPUTS / name)
-        for sweep, record in records_of(folders, set(runs)):
+        for sweep, record in records_of(folders, {folder.name for folder in runs.values()}):
             target = staged / OUTPUTS / SWEEPS / sweep / "jobs" / record.name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(_read(record))
@@ -134,6 +133,20 @@ def last_start(folder: Path) -> dict[str, Any]:
             found = start if isinstance(start, dict) else found
     except (OSError, untrusted.Unreadable):  # a torn last line
         pass
+    return found
+
+
+def _named(runs: Iterable[Run]) -> dict[str, Path]:
+    """The folders of the runs by the name of the run in the bundle."""
+    found: dict[str, Path] = {}
+    for run in runs:
+        name = run.name.replace("/", "-")
+        if not is_run_name(name):
+            raise UserError(f"{visible(name)} is no name for a run in a bundle: rename its folder")
+        if name in found:
+            both = visible(f"{found[name]} and {run.folder}")
+            raise UserError(f"{both} would both be {visible(name)} in the bundle: rename one of the folders")
+        found[name] = run.folder
     return found
 
 

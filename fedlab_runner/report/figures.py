@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.report.content import Chart, Entry, Panel, Report
-from fedlab_runner.utils.escaping import file_name, label
+from fedlab_runner.utils.escaping import file_names, label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,15 +42,14 @@ STYLE: dict[str, Any] = {  # matplotlib's settings
 
 def files(report: Report, kind: str) -> Iterator[tuple[str, bytes]]:
     """The files by name: `<chart>-<panel>-column`, `<chart>-<panel>-text` and `<chart>-legend`."""
-    for section in report.sections:
-        for chart in section.charts:
-            if not isinstance(chart, Chart):
-                continue
-            for panel in chart.panels:
-                name = file_name(f"{chart.name}-{panel.title.lower()}")
-                for width in WIDTHS:
-                    yield f"{name}-{width}.{kind}", _drawn(panel, chart, width, kind)
-            yield f"{chart.name}-legend.{kind}", _legend(chart, kind)
+    charts = [each for section in report.sections for each in section.charts if isinstance(each, Chart)]
+    panels = [(chart, panel) for chart in charts for panel in chart.panels]
+    names = file_names(f"{chart.name}-{panel.title.lower()}" for chart, panel in panels)
+    for name, (chart, panel) in zip(names, panels, strict=True):
+        for width in WIDTHS:
+            yield f"{name}-{width}.{kind}", _drawn(panel, chart, width, kind)
+    for chart in charts:
+        yield f"{chart.name}-legend.{kind}", _legend(chart, kind)
 
 
 def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:

@@ -17,12 +17,13 @@ from fedlab_runner.config.run_id import without_volatile
 from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
 from fedlab_runner.experiment.pruner import read_note
-from fedlab_runner.report.runs import Run
+from fedlab_runner.report.runs import Run, told_apart
 from fedlab_runner.sweep import records, states
 from fedlab_runner.tracking.jsonl import Row, decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils import checksummed_json, untrusted
+from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import short
 from fedlab_runner.utils.untrusted import Unreadable
@@ -43,34 +44,40 @@ class FoundRuns(NamedTuple):
 def find(paths: Iterable[Path]) -> FoundRuns:
     """The runs in folders of runs (at any depth), in single run folders, and of sweeps (`outputs/sweeps/<id>`).
 
-    Of several copies of a run the longest counts. Raises UserError if there is no run.
+    Two folders hold copies of one run if they have the same name and the same config but for volatile keys. Of copies
+    an undamaged one counts, and of these the longest. Raises UserError if there is no run.
     """
-    found, unreadable = dict[str, Run](), dict[str, str]()
-    paths = list(paths)
-    for path in paths:
-        if not os.path.isdir(path):
-            raise UserError(f"{path} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
-        notes = _notes(path)
+    places, paths = dict[Path, tuple[bool, _Note]](), list(paths)
+    for given in paths:
+        if not os.path.isdir(given):
+            raise UserError(f"{given} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
+        notes = _notes(path := given.resolve())
         for folder in _folders(path, notes):
-            try:
-                run = _read(folder, *notes.get(folder.name, (None, None)))
-            except Unreadable as fault:
-                unreadable[str(folder)] = str(fault)
-                continue
-            if run is not None and (run.name not in found or run.done > found[run.name].done):
-                found[run.name] = run
+            places.setdefault(folder, (given.is_absolute(), notes.get(folder.name, (None, None))))
+    found, unreadable = dict[tuple[str, str], Run](), dict[str, str]()
+    for folder, (absolute, note) in places.items():
+        try:
+            run = _read(folder, *note)
+        except Unreadable as fault:
+            unreadable[str(folder) if absolute else os.path.relpath(folder)] = str(fault)
+            continue
+        if run is None:
+            continue
+        copies = folder.name, digest(without_volatile(run.config))
+        if copies not in found or run.rank > found[copies].rank:
+            found[copies] = run
     if not found:
         why = "".join(f"; {folder} cannot be read: {fault}" for folder, fault in islice(unreadable.items(), 3))
         raise UserError(
             f"no runs in {', '.join(map(str, paths))}: a run's folder has a config.yaml and a metrics.jsonl{why}"
         )
-    return FoundRuns(list(found.values()), unreadable)
+    return FoundRuns(told_apart(list(found.values())), unreadable)
 
 
 def to_come(paths: Iterable[Path]) -> list[str]:
     """The overrides of the sweeps' jobs that have not begun, without those that all jobs of a sweep share."""
     found = []
-    for sweep in (each for path in paths for each in _sweeps(path)):
+    for sweep in (each for path in paths for each in _sweeps(path.resolve())):
         jobs = records.to_come(sweep)
         if jobs:
             everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if untrusted.are_texts(job.get("overrides")))]
@@ -81,7 +88,7 @@ def to_come(paths: Iterable[Path]) -> list[str]:
 
 def records_of(paths: Iterable[Path], runs: Container[str]) -> list[tuple[str, Path]]:
     """The records of these runs' jobs: the name of the sweep and the file of each."""
-    sweeps = {sweep.resolve(): sweep for path in paths for sweep in _sweeps(path)}.values()
+    sweeps = dict.fromkeys(sweep for path in paths for sweep in _sweeps(path.resolve()))
     return [(sweep.name, path) for sweep in sweeps for path, job in _job_files(sweep) if _run_name(job) in runs]
 
 

@@ -183,9 +183,9 @@ def _peers(key: str, one: Setting) -> Peers:
 
 
 def _one_a_seed(runs: Sequence[Run]) -> list[Run]:
-    """The longest run of each seed, in the order of seeds."""
-    longest: dict[Any, Run] = {}
+    """The run of each seed that is undamaged or longest, in the order of seeds."""
+    best: dict[Any, Run] = {}
     for run in runs:
-        if run.seed not in longest or run.done > longest[run.seed].done:
-            longest[run.seed] = run
-    return [longest[seed] for seed in sorted(longest, key=lambda seed: natural([str(seed)]))]
+        if run.seed not in best or run.rank > best[run.seed].rank:
+            best[run.seed] = run
+    return [best[seed] for seed in sorted(best, key=lambda seed: natural([str(seed)]))]

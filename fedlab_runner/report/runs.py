@@ -1,8 +1,9 @@
 """A run, in the form in which a report reads it from the run's folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ class Run:
     """A run's folder. `rows` and `timings` are the lines of `metrics.jsonl` and `timings.jsonl` up to a torn line.
 
     `choices`: the choice for each place of the config. `noted`: the state of the job in its sweep's record. `error`:
-    why the job failed, if the record says so. `warnings`: the run's own warnings about its result.
+    why the job failed, if the record says so. `warnings`: the run's own warnings about its result. `name_parts`: how
+    many parts at the end of the folder's path tell the run from all others.
     """
 
     folder: Path
@@ -33,11 +35,12 @@ class Run:
     pruned: bool = False  # whether the rule `pruning` of its sweep ended the run
     damaged: bool = False  # whether the rows differ from those of its summary
     warnings: Sequence[str] = ()
+    name_parts: int = 1
 
     @property
     def name(self) -> str:
-        """The name of the folder, which is the id of the run."""
-        return self.folder.name
+        """The end of the folder's path that tells the run from the others: its last part, usually the id of the run."""
+        return "/".join(self.folder.parts[-self.name_parts :])
 
     @cached_property
     def changed(self) -> float:
@@ -68,6 +71,11 @@ class Run:
     def finished(self) -> bool:
         """Whether the files have all rounds, undamaged. A run that was made longer and stopped is not finished."""
         return self.done >= self.rounds > 0 and not self.damaged
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The rank among the copies of a run, of which the largest counts: undamaged before damaged, then by length."""
+        return not self.damaged, self.done
 
     @property
     def metric(self) -> str:
@@ -133,3 +141,17 @@ class Run:
         """The part `evaluation` of the config; empty if a broken config has none."""
         found = self.config.get("evaluation")
         return found if isinstance(found, Mapping) else {}
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs of different folders with names of which no two are equal."""
+    of_name: dict[str, list[Path]] = {}
+    for run in runs:
+        of_name.setdefault(run.folder.name, []).append(run.folder)
+    parts = {name: _parts_needed(folders) for name, folders in of_name.items()}
+    return [replace(run, name_parts=parts[run.folder.name]) for run in runs]
+
+
+def _parts_needed(folders: Sequence[Path]) -> int:
+    """How many parts at the ends of different paths tell them apart."""
+    return next(n for n in count(1) if len({each.parts[-n:] for each in folders}) == len(folders))

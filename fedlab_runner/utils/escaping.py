@@ -93,6 +93,17 @@ def file_name(words: str) -> str:
     return f"{name[: _MAX_NAME_CHARACTERS - 9]}-{_hash(words)}"
 
 
+def file_names(words: Iterable[str]) -> list[str]:
+    """File names made of some words each, of which no two are equal, even where a file system ignores case."""
+    found: dict[str, str] = {}
+    for each in words:
+        name, number = file_name(each), 2
+        while name.lower() in found:
+            name, number = f"{file_name(each)}-{number}", number + 1
+        found[name.lower()] = name
+    return list(found.values())
+
+
 def label(text: str) -> str:
     """The text for matplotlib, in which a dollar begins a formula and a leading underscore hides a line's name."""
     text = short(visible(text), 120).replace("$", "\\$")

@@ -18,12 +18,25 @@ import pytest
 from scipy import stats as scipy_stats
 
 from fedlab_runner import train
-from fedlab_runner.report import build, cli, curves, markdown, page, published, significance, stats, tables
-from fedlab_runner.report.content import Report, ReportTable, Section, cell
+from fedlab_runner.report import (
+    build,
+    bundle,
+    cli,
+    curves,
+    figures,
+    markdown,
+    page,
+    published,
+    significance,
+    stats,
+    tables,
+)
+from fedlab_runner.report.content import Chart, Report, ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.bundles import contents
 from tests.helpers.in_process import own_handlers
 from tests.helpers.report_files import curve, write_failed_job, write_run
 
@@ -230,6 +243,41 @@ def test_the_longest_run_of_a_seed_counts_wherever_it_lies(tmp_path: Path) -> No
         file.write('{"round": 2, "test/accuracy": 0.5}\n{"round": 3, "test/accuracy": 0.4}\n')
     (run,) = find([tmp_path / "b", tmp_path / "a"]).runs
     assert run.finished and run.objective == 0.5
+
+
+def test_different_runs_in_folders_of_one_name_all_count(tmp_path: Path) -> None:
+    """Only folders of one name and one config are copies; of these the undamaged one counts, wherever it lies."""
+    rows = curve(0.1, 0.2, 0.3, 0.4)
+    for place, algorithm in (("x/fedavg", "fedavg"), ("x/scaffold", "scaffold"), ("y/fedavg", "fedprox")):
+        write_run(tmp_path / place, f"algorithm={algorithm}", *EVERY, rows=rows).rename(tmp_path / place / "seed0")
+    shutil.copytree(tmp_path / "x" / "scaffold", tmp_path / "a" / "copy")
+    with (tmp_path / "a" / "copy" / "seed0" / "metrics.jsonl").open("a") as file:
+        file.write("damaged\n")
+    runs = {run.name: run for run in find([tmp_path, tmp_path]).runs}
+    assert set(runs) == {"x/fedavg/seed0", "x/scaffold/seed0", "y/fedavg/seed0"}
+    assert all(run.finished and str(run.folder).endswith(name) for name, run in runs.items())
+    files = written(tmp_path)
+    assert {row["run"] for row in records(files["runs.csv"])} == set(runs)
+    bundle.write(tmp_path / "b.zip", [tmp_path])
+    rows_of = records(contents(tmp_path / "b.zip")["tables/runs.csv"].decode())
+    assert {row["run"] for row in rows_of} == {name.replace("/", "-") for name in runs}
+    write_run(tmp_path / "z", "algorithm=ditto", *EVERY, rows=rows).rename(tmp_path / "z" / "x-fedavg-seed0")
+    with pytest.raises(UserError, match=r" would both be x-fedavg-seed0 in the bundle: rename one"):
+        bundle.write(tmp_path / "b.zip", [tmp_path])
+
+
+def test_a_folder_may_be_given_by_any_of_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = tmp_path / "outputs"
+    run = write_run(outputs, "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2))
+    sweep = write_failed_job(outputs, run, "it diverged")
+    for place in (outputs, sweep, run):
+        (place / "deeper").mkdir()
+        for here, given in ((place, "."), (place / "deeper", "..")):
+            monkeypatch.chdir(here)
+            bundle.write(tmp_path / "b.zip", [Path(given)])
+            files = contents(tmp_path / "b.zip")
+            assert json.loads(files["bundle.json"])["runs"] == [run.name]
+            assert (f"outputs/sweeps/a-sweep/jobs/{run.name}.json" in files) == (place is not run)
 
 
 # Beside a paper.
@@ -527,6 +575,25 @@ def test_pictures_of_the_markdown_are_there(outputs: Path) -> None:
     text = written(outputs)["report.md"]
     links = re.findall(r"!\[.*\]\((.*)\)", text)
     assert links and all((outputs / "report" / link).is_file() for link in links)
+
+
+def test_each_chart_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks whose conditions have no name too."""
+    monkeypatch.setattr(figures, "_drawn", lambda *_: b"")
+    monkeypatch.setattr(figures, "_legend", lambda *_: b"")
+    late = {"late/staleness_count/1": 1.0}
+    for algorithm, metric in (("fedavg", "mine/a b"), ("fedprox", "mine/a_b"), ("fedbuff", "mine/A_b")):
+        rows = [{metric: value, "test/accuracy": value, **late} for value in (0.1, 0.2, 0.3, 0.4)]
+        write_run(tmp_path, f"algorithm={algorithm}", f"evaluation.metric='{metric}'", *EVERY, rows=rows)
+    found = build.report(group(find([tmp_path]).runs), None, [])
+    charts = [chart for section in found.sections for chart in section.charts]
+    written(tmp_path)
+    files = [path.name.lower() for path in (tmp_path / "report" / "plots").iterdir()]
+    assert len(charts) == len(set(files)) == 6
+    assert sorted(files) == sorted(f"{chart.name}.svg".lower() for chart in charts)
+    panels = sum(len(chart.panels) for chart in charts if isinstance(chart, Chart))
+    names = [name.lower() for name, _ in figures.files(found, "svg")]
+    assert len(set(names)) == len(names) == 2 * panels + len(charts)
 
 
 def test_words_of_users_cannot_break_the_page() -> None:

@@ -85,3 +85,9 @@ def test_names_of_files_are_short_and_stable() -> None:
 def test_short_texts_of_long_ones_differ() -> None:
     one, other = (escaping.short("x" * 1000 + end, 50) for end in "12")
     assert len(one) == len(other) == 50 and one != other and escaping.short("x" * 50, 50) == "x" * 50
+
+
+def test_file_names_are_never_equal() -> None:
+    """Names that differ only in case or in what a file name cannot have, and names that look numbered."""
+    names = escaping.file_names(["x", "a b", "a_b", "A_b", "a_b-2", "a_b"])
+    assert names[:2] == ["x", "a_b"] and len({name.lower() for name in names}) == 6
