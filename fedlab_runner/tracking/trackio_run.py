@@ -27,7 +27,7 @@ class TrackioTracker:
     ) -> None:
         need("trackio", "trackio")
         self._logger = logger
-        self._name = f"{label.name} ({run_id})" if label.name else run_id
+        self._run_id, self._name = run_id, f"{label.name} ({run_id})" if label.name else run_id
         self._group = logger.group or label.group
         self._config = {**config, **label.config, "tags": list(label.tags), "commit": commit, "run_id": run_id}
         self._run: Any = None
@@ -36,7 +36,7 @@ class TrackioTracker:
         self._try = Attempts("Trackio")
 
     def start(self, history: Iterable[Row]) -> None:
-        """Opens the run with `history`; it replaces an earlier run of this name."""
+        """Opens the run with `history`; it replaces an earlier run of this id, whatever its name for people was."""
         self._run = self._try(self._open, "could not be started")
         for row in history if self._run is not None else ():
             self.log(row)
@@ -49,7 +49,7 @@ class TrackioTracker:
         with _quiet():
             with contextlib.suppress(ValueError):  # there is no such project yet
                 for run in trackio.Api().runs(self._logger.project):
-                    if run.name == self._name:
+                    if run.name == self._run_id or run.name.endswith(f"({self._run_id})"):
                         run.delete()
             made = trackio.init(
                 project=self._logger.project,

@@ -5,7 +5,10 @@ import json
 import logging
 import math
 import sqlite3
+import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +75,21 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = json.loads(config)
     assert (about["seed"], about["_Group"], about["commit"]) == (3, "FedAvg 1a2b", "c0ffee")
     assert about["choices"] == {"algorithm": "fedavg"}
+
+
+def test_trackio_replaces_the_run_of_this_id_whatever_its_name_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name for people follows the order of the overrides."""
+    left = ["seed=3 FedAvg (fedavg-1)", "fedavg-1", "FedAvg (fedavg-12)", "FedAvg (other-fedavg-1)"]
+    runs = [SimpleNamespace(name=name, delete=partial(left.remove, name)) for name in left]
+    fake = SimpleNamespace(Api=lambda: SimpleNamespace(runs=lambda project: runs), init=lambda **_: None)
+    monkeypatch.setattr(trackio_run, "need", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "trackio", fake)  # type: ignore[arg-type]  # what of the module is called
+    monkeypatch.setenv("TRACKIO_DIR", "")  # which the run sets
+    logger = TrackioLogger(False, None, False, "tests", None, str(tmp_path))
+    trackio_run.TrackioTracker(logger, run_id="fedavg-1", config={}, label=LABEL, commit=None).start([])
+    assert left == ["FedAvg (fedavg-12)", "FedAvg (other-fedavg-1)"]
 
 
 def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
