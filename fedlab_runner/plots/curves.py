@@ -112,12 +112,13 @@ def _accuracy(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     in_percent(axes.yaxis)
     rounds, values = series(rows, "test/accuracy")
     axes.plot(rounds, values, color=BLUE, marker=marker(len(values)))
-    best = max(range(len(values)), key=values.__getitem__)
-    label = f"best {100 * values[best]:.2f} % in round {rounds[best]:,}"
-    axes.scatter([rounds[best]], [values[best]], s=45, color=ORANGE, zorder=3, label=label)
+    if later := [i for i, round in enumerate(rounds) if round > 0]:  # the initial model counts in no summary either
+        best = max(later, key=values.__getitem__)
+        label = f"best {100 * values[best]:.2f} % in round {rounds[best]:,}"
+        axes.scatter([rounds[best]], [values[best]], s=45, color=ORANGE, zorder=3, label=label)
+        axes.legend(loc="lower right")
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(1.02, high))
-    axes.legend(loc="lower right")
 
 
 def _losses(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:

@@ -43,6 +43,13 @@ def test_curves(tmp_path: Path, count: int) -> None:
     assert "<text" in picture and "Accuracy of the evaluated model" in picture, "text stays text, with a caption"
 
 
+def test_the_best_round_is_one_that_the_summary_counts(tmp_path: Path) -> None:
+    """Not the initial model, which may be the best of all."""
+    accuracies = (0.9, 0.4, 0.6, 0.5)
+    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": a} for r, a in enumerate(accuracies)], "a run")
+    assert "best 60.00 % in round 2<" in (tmp_path / "x.svg").read_text()
+
+
 def test_more_data_is_another_picture_and_the_same_data_the_same(tmp_path: Path) -> None:
     for name, count in (("one", 50), ("same", 50), ("other", 60)):
         plot_curves(tmp_path / f"{name}.png", rows(count), "a run")
