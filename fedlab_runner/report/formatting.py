@@ -56,6 +56,12 @@ def value(number: float, metric: str, digits: int | None = None) -> str:
     return f"{scale(metric) * number:,.{digits}f}".replace("-", MINUS)
 
 
+def as_shown(number: float, metric: str, digits: int | None = None) -> float:
+    """The number that `value` shows; NaN for no value."""
+    shown = value(number, metric, digits).replace(",", "").replace(MINUS, "-")
+    return math.nan if shown == NONE else float(shown)
+
+
 def spread(values: Sequence[float], metric: str, deviation: float | None = None, digits: int | None = None) -> str:
     """Mean ± `deviation` (None: the standard deviation of the values, which a single value does not have)."""
     deviation = std(values) if deviation is None else deviation
@@ -117,7 +123,8 @@ def judged(run: Run) -> str:
 
 
 def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
-    """Remarks on the runs of a cell: seeds that have not finished, in the words of `states`, or have a warning.
+    """Remarks on the runs of a cell: seeds that have not finished, in the words of `states`, whose objective is not
+    finite, or that have a warning.
 
     If no seed has a result, the remarks say how far each seed is.
     """
@@ -131,6 +138,8 @@ def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
             so_far = run.summary["last"] if run.rows else math.nan
             reached = "" if math.isnan(so_far) else f", {with_unit(so_far, run.metric)} so far"
             lines.append(f"seed {run.seed}: {run.status}{reached}")
+    wrong = sum(not math.isfinite(value) for each in groups for value in each.finished.values())
+    lines += [f"{wrong} not finite"] if wrong else []
     lines += [f"seed {run.seed}: {warning}" for each in groups for run in each.runs for warning in run.warnings]
     return tuple(lines[:3] + ([f"and {len(lines) - 3} more"] if len(lines) > 3 else []))
 

@@ -1,6 +1,7 @@
 """The headline of a report: the best methods, and missing results."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from textwrap import shorten
 
@@ -11,7 +12,7 @@ from fedlab_runner.report.formatting import value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import confidence, mean
-from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
+from fedlab_runner.report.tables import by_condition, decimals_of, finished, winners
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
 
@@ -24,13 +25,13 @@ MAX_ERROR_CHARACTERS = 300  # of a shown error
 def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
     """A sentence on the best method of a block, with its interval."""
     where = f"{title}: " if title else ""
-    winners = {condition: best(members) for condition, members in by_condition(groups).items()}
-    tops = [each for each in winners.values() if each is not None]
+    conditions = by_condition(groups).values()
+    tops = [found for members in conditions if (found := winners(members))]
     if not tops:
         return f"{where}no run is finished." if title else "No run is finished."
-    metric, less = tops[0].runs[0].metric, tops[0].runs[0].lower_is_better
-    if len(winners) == 1:
-        top = tops[0]
+    top = tops[0][0]
+    metric, less = top.runs[0].metric, top.runs[0].lower_is_better
+    if len(conditions) == 1:
         values, digits = finished([top]), decimals_of(groups)
         low, high = confidence(values)
         if is_share(metric):
@@ -44,7 +45,7 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
             return f"{where}{top.name} has {number} ({seeds if len(values) > 1 else '1 seed'})."
         return f"{where}best is {top.name} with {number} ({seeds}; {count_of(rivals, 'method')} compared)."
     scores, _ = summaries.scores_of(groups)
-    counts = {name: sum(each.name == name for each in tops) for name in dict.fromkeys(each.name for each in tops)}
+    counts = Counter(each.name for found in tops for each in found)
     most = max(counts, key=lambda name: counts[name])
     said = f"{most} is best in {counts[most]} of {count_of(len(tops), 'condition')}"
     if len(scores) >= 2:

@@ -84,7 +84,7 @@ def _comparison(title: str, columns: Mapping[str, Sequence[SeedGroup]], interval
             tested |= compared.difference.seeds >= MIN_SEEDS
         if top is not None:
             marks[top.name, condition] = False
-    tops = {condition: tables.best(members) for condition, members in columns.items()}
+    tops = {condition: tables.winners(members) for condition, members in columns.items()}
     rounding = {condition: tables.decimals_of(members) for condition, members in columns.items()}
     styles: dict[str, Method] = {group.name: group.style for group in groups}
     cells = {(group.name, condition): group for condition, members in columns.items() for group in members}
@@ -93,7 +93,7 @@ def _comparison(title: str, columns: Mapping[str, Sequence[SeedGroup]], interval
         row = [_name(name, style)]
         for condition in columns:
             found = cells.get((name, condition))
-            bold = found is not None and found is tops[condition]
+            bold = any(found is each for each in tops[condition])
             mark = MARK if marks.get((name, condition)) else ""
             row.append(_value(found, rounding[condition], interval, bold, mark, usual))
         rows.append(" & ".join(row) + " \\\\")

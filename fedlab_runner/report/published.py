@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import NONE as NOTHING
-from fedlab_runner.report.formatting import PLUS_MINUS, amount, decimals, difference, remarks, spread
+from fedlab_runner.report.formatting import PLUS_MINUS, amount, as_shown, decimals, difference, remarks, spread
 from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
@@ -99,7 +99,7 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
             cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
             lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
     tops = [
-        max((_rank(mean(_ours(cells[i], column)), column, cells[i]) for _, cells, _ in lines if cells[i]), default=None)
+        max((_rank(paper, column, cells[i]) for _, cells, _ in lines if cells[i]), default=None)
         for i, column in enumerate(paper.columns)
     ]
     body = []
@@ -139,7 +139,7 @@ def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup
 
 def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
     """The keys in which settings of a row differ, besides those of the paper's table, by id of the group."""
-    said = {key for column in paper.columns for key in column} | {"algorithm", "server_data"}
+    said = {key for column in paper.columns for key in column} | {"algorithm"}
     differences = Differences([group.setting for group in groups])
     return {
         id(group): label(group.setting, [key for key in differences.of(group.setting) if key not in said])
@@ -155,7 +155,7 @@ def _cells(
     metric = _metric_of(column, groups)
     deviation = _deviation(paper, groups, column, ours)
     digits = decimals([deviation], metric)
-    bold = bool(ours) and _rank(mean(ours), column, groups) == top
+    bold = bool(ours) and _rank(paper, column, groups) == top
     if ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
         mine = cell(words, count_of(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
@@ -217,10 +217,12 @@ def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
     return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
 
 
-def _rank(number: float, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> float:
-    """A rank (larger is better) of the shown value, so that equal values are both bold. NaN has the lowest rank."""
-    sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
-    return -math.inf if math.isnan(number) else sign * round(number, 3)
+def _rank(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> float:
+    """A rank (larger is better) of the shown mean, so that equal ones are both bold. NaN has the lowest rank."""
+    ours, metric = _ours(groups, column), _metric_of(column, groups)
+    digits = decimals([_deviation(paper, groups, column, ours)], metric)
+    number = as_shown(mean(ours), metric, digits)
+    return -math.inf if math.isnan(number) else -number if lower_is_better(metric) else number
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:

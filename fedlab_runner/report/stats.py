@@ -8,9 +8,11 @@ from typing import Any
 
 from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.summary import evaluations, first_as_good
 
 MIN_SEEDS = 3  # the fewest seeds that two methods must share for a test of their difference
 SIGNIFICANCE_LEVEL = 0.05  # of the two-sided tests
+ROUNDING = 1e-12  # of the largest value, up to which differences of two methods are equal
 
 
 def mean(values: Sequence[float]) -> float:
@@ -31,7 +33,7 @@ class Difference:
     mean: float
     low: float  # of the 95 % confidence interval; NaN for fewer than two seeds
     high: float
-    p: float  # of a two-sided paired t-test; NaN if it is not defined
+    p: float  # of a two-sided paired t-test; NaN if it is not defined, as for equal differences
 
 
 def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
@@ -46,7 +48,8 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
     from scipy.special import stdtr  # the distribution of t
 
     centre, error = mean(values), std(values) / math.sqrt(len(values))
-    p = 2 * float(stdtr(len(values) - 1, -abs(centre) / error)) if error > 0 else math.nan
+    rounding = ROUNDING * max(abs(each[seed]) for each in (one, other) for seed in seeds)
+    p = 2 * float(stdtr(len(values) - 1, -abs(centre) / error)) if error > rounding else math.nan
     return Difference(len(values), centre, *confidence(values), p)
 
 
@@ -78,12 +81,9 @@ def total(rows: Sequence[Row], key: str, until: float = math.inf) -> float:
 
 
 def reached(run: Run, target: float) -> int | None:
-    """The first evaluated round, after round 0, whose metric reaches the target; None if no recorded round does."""
-    sign = -1 if run.lower_is_better else 1
-    rounds = (
-        row["round"] for row in run.rows if row["round"] > 0 and sign * row.get(run.metric, math.nan) >= sign * target
-    )
-    return next(rounds, None)
+    """The round of the run's first evaluation whose metric reaches the target; None if no evaluation does."""
+    found = evaluations(run.rows, run.metric, run.evaluation.get("every", 1), run.rounds)
+    return first_as_good(found, run.metric, target)
 
 
 def cumulative(rows: Sequence[Row], key: str) -> dict[int, float]:

@@ -35,14 +35,16 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
     less = groups[0].runs[0].lower_is_better
     count = len(next(iter(scores.values())))
     notes = [
-        f"Over the {count} conditions of this block, which count alike. IQM is the mean of the middle half of all "
-        "runs, which neither one lucky seed nor one hard condition decides. Its 95 % interval comes from a bootstrap "
-        f"that draws seeds within each condition ({RESAMPLES:,} times). Rank 1 is the best mean under a condition. The "
-        "profile shows the share of a method's runs that are at least as good as a value: a higher line is better."
+        f"Over the {count} conditions of this block, which count alike, however many seeds each has. IQM is the mean "
+        "of the middle half of all runs, which neither one lucky seed nor one hard condition decides. Its 95 % "
+        f"interval comes from a bootstrap that draws seeds within each condition ({RESAMPLES:,} times). Rank 1 is the "
+        "best mean under a condition. The profile shows the share of a method's runs that are at least as good as a "
+        "value: a higher line is better."
     ]
     if left_out:
         notes.append(f"Without a finished seed under some condition, and left out: {', '.join(left_out)}.")
     ranks = ranks_of(scores, less)
+    first_ranks = [min(each) for each in zip(*ranks.values(), strict=True)]
     centres = {name: iqm(samples) for name, samples in scores.items()}
     top = (min if less else max)(centres, key=lambda name: centres[name])
     rows = []
@@ -50,7 +52,7 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
         low, high = interval(samples)
         ends = NONE if math.isnan(low) else f"{value(low, metric)} to {value(high, metric)}"
         means = [float(each.mean()) for each in samples]
-        first = sum(rank == 1 for rank in ranks[name])
+        first = sum(rank == top_rank for rank, top_rank in zip(ranks[name], first_ranks, strict=True))
         rows.append(
             [
                 cell(name),
@@ -87,22 +89,31 @@ def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
 
 
 def iqm(samples: Sequence[np.ndarray]) -> float:
-    """The interquartile mean: the mean of the middle half of all values."""
-    from scipy.stats import trim_mean
-
-    return float(trim_mean(np.concatenate(list(samples)), 0.25))
+    """The interquartile mean: the mean of the middle half of all values, where conditions weigh alike."""
+    return float(_middle_mean(*samples))
 
 
 def interval(samples: Sequence[np.ndarray]) -> tuple[float, float]:
     """The 95 % interval of the interquartile mean, by a bootstrap within each condition; NaN for fewer than two
     seeds.
     """
-    from scipy.stats import trim_mean
+    return _bootstrap(samples, _middle_mean, RESAMPLES)
 
-    def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.asarray(trim_mean(np.concatenate(drawn, axis=axis), 0.25, axis=axis))
 
-    return _bootstrap(samples, statistic, RESAMPLES)
+def _middle_mean(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+    """The mean over the last axis of samples [..., n_i] without a quarter at each end. Each sample has the weight 1.
+
+    A quarter of n values is n // 4 of them, as in `scipy.stats.trim_mean`, whose result this is for equal n_i.
+    """
+    assert axis == -1, axis
+    values = np.concatenate(samples, axis=-1)
+    count = values.shape[-1]
+    weights = np.concatenate([np.full(each.shape[-1], 1 / each.shape[-1]) for each in samples]) / len(samples)
+    order = np.argsort(values, axis=-1)
+    cut = count // 4 / count
+    ends = np.clip(np.cumsum(weights[order], axis=-1), cut, 1 - cut)  # where each value's weight ends
+    kept = np.diff(ends, axis=-1, prepend=cut)
+    return np.asarray((np.take_along_axis(values, order, axis=-1) * kept).sum(-1) / (1 - 2 * cut))
 
 
 def ranks_of(scores: Scores, less_is_better: bool) -> dict[str, list[float]]:

@@ -48,13 +48,18 @@ def finished(groups: Iterable[SeedGroup]) -> list[float]:
     return [each for group in groups for each in group.finished.values() if math.isfinite(each)]
 
 
+def winners(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
+    """The methods with the best mean objective, several only if their means are equal; none without a finished run."""
+    means = [(mean(values), group) for group in groups if (values := finished([group]))]
+    if not means:
+        return []
+    top = (min if means[0][1].runs[0].lower_is_better else max)(each for each, _ in means)
+    return [group for each, group in means if each == top]
+
+
 def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
-    """The method with the best mean objective; None without a finished run."""
-    known = [group for group in groups if finished([group])]
-    if not known:
-        return None
-    sign = -1 if known[0].runs[0].lower_is_better else 1
-    return max(known, key=lambda group: sign * mean(finished([group])))
+    """The first method with the best mean objective; None without a finished run."""
+    return next(iter(winners(groups)), None)
 
 
 def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
@@ -63,16 +68,16 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
     A column has only the decimals that mean something in view of its standard deviations.
     """
     columns = by_condition(groups)
-    winners = [best(members) for members in columns.values()]
+    tops = [winners(members) for members in columns.values()]
     rounding = [decimals_of(members) for members in columns.values()]
     usual = usual_seeds(groups)
     cells = {(group.name, group.condition): group for group in groups}
     rows = []
     for name in dict.fromkeys(group.name for group in groups):
         row = [cell(name)]
-        for condition, top, digits in zip(columns, winners, rounding, strict=True):
+        for condition, top, digits in zip(columns, tops, rounding, strict=True):
             found = cells.get((name, condition))
-            bold = found is not None and found is top
+            bold = any(found is each for each in top)
             row.append(result([found] if found else [], bold=bold, digits=digits, usual=usual))
         rows.append(row)
     metric = groups[0].runs[0].metric

@@ -22,8 +22,7 @@ def summarise(
 ) -> dict[str, Any]:
     """The four summaries of `metric` over a run's evaluations, with that of `rule` as the `objective`.
 
-    - Evaluations are the rows from round 1 on that hold the metric, at multiples of `every` and at the last round,
-      `rounds`. So an extended run has the summary of a run that never stopped.
+    - The evaluations are those of `evaluations`.
     - If there are fewer than `last` evaluations, all count; if there are none, each value is NaN. The mean of values
       with a NaN is NaN; the best value ignores NaN.
     - The best value is the smallest where smaller is better, as for a loss, and the largest otherwise.
@@ -33,8 +32,7 @@ def summarise(
     - `warnings` is present only if the run has warnings.
     """
     assert rule in RULES and last >= 1 and every >= 1, (rule, last, every)
-    found = [row for row in rows if row["round"] >= 1 and metric in row]
-    found = [row for row in found if row["round"] % every == 0 or row["round"] == rounds]
+    found = evaluations(rows, metric, every, rounds)
     values = [float(row[metric]) for row in found]
     tail = values[-last:]
     finite = bool(tail) and all(map(math.isfinite, tail))
@@ -51,7 +49,7 @@ def summarise(
         "last": values[-1] if values else math.nan,
     }
     if target is not None:
-        summaries["rounds_to_target"] = _first_as_good(found, metric, target)
+        summaries["rounds_to_target"] = first_as_good(found, metric, target)
     if (still := standstill(rows)) is not None:
         summaries["warnings"] = [still]
     return {
@@ -64,6 +62,21 @@ def summarise(
         "at_best": dict(sorted(at_best.items())),
         "final": dict(sorted(final.items())),
     }
+
+
+def evaluations(rows: Sequence[dict[str, Any]], metric: str, every: int, rounds: int) -> list[dict[str, Any]]:
+    """The rows from round 1 on that hold the metric, at multiples of `every` and at the last round, `rounds`.
+
+    So an extended run has the evaluations of a run that never stopped.
+    """
+    found = [row for row in rows if row["round"] >= 1 and metric in row]
+    return [row for row in found if row["round"] % every == 0 or row["round"] == rounds]
+
+
+def first_as_good(rows: Sequence[dict[str, Any]], metric: str, target: float) -> int | None:
+    """The round of the first row whose metric is as good as the target; None if there is none."""
+    sign = -1 if lower_is_better(metric) else 1
+    return next((row["round"] for row in rows if sign * float(row[metric]) >= sign * target), None)
 
 
 def standstill(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -89,8 +102,3 @@ def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | Non
         return math.nan, None
     value, minus_round = max(known)
     return sign * value, -minus_round
-
-
-def _first_as_good(rows: Sequence[dict[str, Any]], metric: str, target: float) -> int | None:
-    sign = -1 if lower_is_better(metric) else 1
-    return next((row["round"] for row in rows if sign * float(row[metric]) >= sign * target), None)

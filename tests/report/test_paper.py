@@ -84,6 +84,20 @@ def test_the_interquartile_mean_and_its_stratified_interval(groups: list[groupin
     assert all(map(math.isnan, summaries.interval([np.array([0.5]), np.array([0.5, 0.6])])))
 
 
+def test_conditions_weigh_alike_in_the_interquartile_mean() -> None:
+    """With one seed or three; with equal numbers it is the trimmed mean, and its interval that of rliable."""
+    rng = np.random.default_rng(0)
+    for seeds in range(1, 7):
+        equal = [rng.random(seeds) for _ in range(3)]
+        assert summaries.iqm(equal) == pytest.approx(scipy_stats.trim_mean(np.concatenate(equal), 0.25))
+    easy, hard = np.array([0.9]), np.array([0.3])
+    one = summaries.iqm([np.repeat(easy, 3), hard])
+    other = summaries.iqm([easy + 0.01, np.repeat(hard + 0.01, 3)])
+    assert (one, other) == (pytest.approx(0.6), pytest.approx(0.61)), "better under both conditions, and so in all"
+    low, high = summaries.interval([np.repeat(easy, 6), np.repeat(hard, 2)])
+    assert (low, high) == (pytest.approx(0.6), pytest.approx(0.6))
+
+
 def test_ranks_share_ties_and_follow_the_metric() -> None:
     scores = {"a": [np.array([1.0]), np.array([3.0])], "b": [np.array([1.0]), np.array([2.0])]}
     assert summaries.ranks_of(scores, less_is_better=False) == {"a": [1.5, 1.0], "b": [1.5, 2.0]}

@@ -168,6 +168,10 @@ def test_holm_is_what_the_books_say() -> None:
 def test_equal_seeds_have_no_p() -> None:
     same = stats.paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.5, 1: 1.5, 2: 2.5})
     assert same.mean == 0.5 and math.isnan(same.p) and (same.low, same.high) == (0.5, 0.5)
+    rounded = stats.paired({0: 0.81, 1: 0.82, 2: 0.83}, {0: 0.80, 1: 0.81, 2: 0.82})
+    assert rounded.low < rounded.high and math.isnan(rounded.p), "the differences are equal but for rounding"
+    small = stats.paired({0: 0.81, 1: 0.82, 2: 0.83}, {0: 0.80, 1: 0.81, 2: 0.82 + 1e-9})
+    assert small.p < 0.001
 
 
 def test_a_loss_is_better_when_it_is_smaller(tmp_path: Path) -> None:
@@ -198,6 +202,41 @@ def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, t
     assert verdict is not None and [each.lines[0] for each in verdict.rows[0][1:3]] == [other, winner]
     rounds = {name: [stats.reached(run, 2.0) for run in each.runs] for name, each in groups.items()}
     assert rounds == {"FedAvg": [1, 1, 1], "FedBuff": [1, 1, 1] if winner == "FedBuff" else [2, None, None]}
+
+
+def test_only_evaluations_of_the_schedule_reach_a_target(tmp_path: Path) -> None:
+    """An extended run was evaluated where it ended first."""
+    rows: list[dict[str, float]] = [{"test/accuracy": 0.1}, {}, {"test/accuracy": 0.4}, {"test/accuracy": 0.9}]
+    rows += [{"test/accuracy": 0.5}, {}, {"test/accuracy": 0.7}]
+    write_run(tmp_path, "algorithm=fedavg", "evaluation.every=2", "rounds=6", rows=rows)
+    (run,) = find([tmp_path]).runs
+    assert [stats.reached(run, goal) for goal in (0.45, 0.65, 0.8)] == [4, 6, None]
+
+
+def test_a_result_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    for seed, last in enumerate((0.5, 0.6, math.nan)):
+        write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=curve(0.1, last, last, last))
+    write_run(tmp_path, "algorithm=fedprox", "seed=0", *EVERY, rows=curve(0.1, *[math.nan] * 3))
+    files = written(tmp_path)
+    assert column(files["report.md"], "FedAvg")[1:] == ["1 not finite"]
+    assert column(files["report.md"], "FedProx") == ["finished", "1 not finite"]
+    assert [row["seeds finished"] for row in records(files["settings.csv"])] == ["2", "0"]
+
+
+def test_equal_means_are_all_the_best(tmp_path: Path) -> None:
+    """In the table, in LaTeX, in the headline and over conditions."""
+    for clients, other in ((4, 0.4), (8, 0.3)):
+        for name, last in (("fedavg", 0.4), ("fedprox", other), ("fedbuff", 0.2)):
+            own = (f"algorithm={name}", f"num_clients={clients}", "participation.cohort_size=2")
+            write_run(tmp_path, *own, *EVERY, rows=curve(0.1, 0.1, 0.1, last))
+    files = written(tmp_path, for_latex=True)
+    text = files["report.md"]
+    assert cells(text, "FedAvg") == ["**40.0**", "**40.0**"] and cells(text, "FedProx") == ["**40.0**", "30.0"]
+    assert files["tables.tex"].count("\\textbf{40.0}") == 3
+    assert "FedAvg is best in 2 of 2 conditions" in text
+    over_all = text.split("## Over all conditions")[1]
+    firsts = [re.search(rf"\| {name} \|.* (\d) of 2 \|", over_all) for name in ("FedAvg", "FedProx", "FedBuff")]
+    assert [found and found[1] for found in firsts] == ["2", "1", "0"]
 
 
 def test_what_a_run_warns_of_stands_beside_its_number(tmp_path: Path) -> None:
@@ -313,6 +352,26 @@ def test_ours_stand_beside_the_papers_with_the_difference(table7: Path) -> None:
     assert cells(text, "Feddle-OOD")[1] == "81.4 ± 2.4"
     assert "Not run, and left out of the table: dataset=cifar10 partition.alpha=0.1 delay.std=20;" in text
     assert "## Comparison" not in text  # all of them have a cell
+
+
+def test_settings_beside_a_paper_share_no_cell_and_what_looks_equal_is_bold(tmp_path: Path) -> None:
+    """Two sets of images on the server, of which the paper's row names neither; values that differ when shown."""
+    column = ("experiment=feddle/table7", "dataset=fashion_mnist", "rounds=1", "evaluation.every=1")
+    made = {
+        ("algorithm=feddle", "server_data=tiny_imagenet"): (0.50, 0.52),
+        ("algorithm=feddle", "server_data=image_folder", "server_data.root=x"): (0.30, 0.34),
+        ("algorithm=fedavg",): (0.8531, 0.8537),
+        ("algorithm=hfcl",): (0.8524, 0.8528),
+        ("algorithm=fedbuff",): (0.85308, 0.85368),
+    }
+    for choice, values in made.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path, *column, *choice, f"seed={seed}", rows=curve(0.1, value), small=False)
+    text = written(tmp_path)["report.md"]
+    assert cells(text, "Feddle-OOD server_data=tiny_imagenet")[0] == "51.0 ± 1.4<br>2 seeds"
+    assert cells(text, "Feddle-OOD server_data=image_folder")[0] == "32.0 ± 2.8<br>2 seeds"
+    shown = [cells(text, name)[0].partition("<br>")[0] for name in ("FedAvg", "HFCL", "FedBuff")]
+    assert shown == ["**85.34 ± 0.04**", "85.260 ± 0.028", "**85.34 ± 0.04**"]
 
 
 def test_the_papers_numbers_in_the_csv_are_those_of_its_file(table7: Path) -> None:
