@@ -1,7 +1,5 @@
 """Table and picture of a partition: clients by classes."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedlab_runner.plots.style import BLUE, ORANGE, STYLE, heat_colours, new_figure, save
-from fedlab_runner.utils.escaping import label
+from fedlab_runner.utils.escaping import csv_text, label
 from fedlab_runner.utils.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -56,9 +54,7 @@ def write_partition_table(
 ) -> None:
     """Writes partition.csv (the table) and partition.md (a summary of it) into a folder."""
     columns, rows = partition_table(split, labels, class_names, uses)
-    table = io.StringIO(newline="")
-    csv.writer(table).writerows([columns, *rows])
-    write_text_atomically(folder / PARTITION_FILE, table.getvalue())
+    write_text_atomically(folder / PARTITION_FILE, csv_text([columns, *rows]))
     counts = class_counts(split, labels, len(columns) - 2 - len(uses))
     write_text_atomically(folder / "partition.md", _summary(counts))
 
@@ -72,7 +68,7 @@ def plot_partition(
     num_classes = _num_classes(labels, class_names)
     counts = class_counts(split, labels, num_classes)
     height = min(8.0, max(3.6, 1.6 + 0.22 * min(num_classes, MAX_NAMED_CLASSES)))
-    caption = f"Training examples of each class at each client: {len(counts):,} clients, {counts.sum():,} examples."
+    caption = f"Examples of each class at each client: {len(counts):,} clients, {counts.sum():,} examples."
     with context(STYLE):
         figure = new_figure(12, height + 0.2, title, caption)
         left, right = figure.subplots(1, 2, width_ratios=(3.2, 1))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line
 from fedlab_runner.plots.curves import staleness_counts
+from fedlab_runner.plots.partition import PARTITION_FILE
 from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Section, Series
 from fedlab_runner.report.curves import curve_of, most_interesting, over_rounds
 from fedlab_runner.report.formatting import amount
@@ -23,7 +24,8 @@ from fedlab_runner.utils.escaping import file_name
 MAX_PARTITIONS = 8  # pictures of partitions on a page
 MAX_CLIENTS = 60  # of a picture of a partition
 MAX_CLASSES = 40  # of a picture of a partition
-NOT_CLASSES = ("client", "examples", "train", "validation", "test", "held_out")  # columns of partition.csv
+# Columns of a partition's table before its classes.
+FIRST_COLUMNS = ("client", "examples", "train", "validation", "test", "held_out")
 
 
 class Metrics(NamedTuple):
@@ -153,7 +155,7 @@ def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Dots], int]:
     found: dict[str, Dots] = {}
     for condition, members in by_condition(groups).items():
         for run in (group.runs[0] for group in members):
-            table = table_of(run, "partition.csv")
+            table = rows_of(run, PARTITION_FILE)
             if (picture := _dots(table, run, condition)) is not None:
                 found.setdefault(str(table), picture)
                 break  # a seed has one partition under one condition
@@ -161,32 +163,48 @@ def partitions(groups: Sequence[SeedGroup]) -> tuple[list[Dots], int]:
     return pictures[:MAX_PARTITIONS], max(0, len(pictures) - MAX_PARTITIONS)
 
 
-def _dots(table: Sequence[Mapping[str, str]], run: Run, condition: str) -> Dots | None:
-    classes = [key for key in (table[0] if table else ()) if key and key not in NOT_CLASSES][:MAX_CLASSES]
-    rows = [row for row in table[:MAX_CLIENTS] if row.get("client")]
+def _dots(table: Sequence[Sequence[str]], run: Run, condition: str) -> Dots | None:
+    """The picture of a partition's table. Its classes, which may have any names, are the columns after the known ones.
+
+    None if the table has no classes or no clients.
+    """
+    known = len(FIRST_COLUMNS)
+    if not table or tuple(table[0][:known]) != FIRST_COLUMNS:
+        return None
+    classes, rows = table[0][known:], [row for row in table[1:] if row[0]]
     if not classes or not rows:
         return None
-    counts = [[number_of(row.get(name)) for name in classes] for row in rows]
-    totals = [number_of(row.get("examples")) for row in table]
+    counts = [[number_of(each) for each in row[known:]] for row in rows]
+    totals = [number_of(row[1]) for row in rows]
     largest = [max(row) / sum(row) for row in counts if sum(row) > 0]
-    said = f"{count_of(len(table), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
+    said = f"{count_of(len(rows), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
     said += (
         f"; on average {100 * mean(largest):.0f} % of a client's examples are of its largest class" if largest else ""
     )
+    first = [f"{MAX_CLIENTS} clients"] * (len(rows) > MAX_CLIENTS)
+    first += [f"{MAX_CLASSES} of {len(classes)} classes"] * (len(classes) > MAX_CLASSES)
     where = f"{condition or 'All runs'}, seed {run.seed}: {said}."
-    if len(table) > len(rows):
-        where += f" The first {len(rows)} clients are shown."
+    where += f" The picture shows the first {' and the first '.join(first)}." if first else ""
     name = file_name(f"partition-{condition}-seed{run.seed}")
-    return Dots(name, where, [str(row["client"]) for row in rows], classes, counts, said)
+    drawn = [row[:MAX_CLASSES] for row in counts[:MAX_CLIENTS]]
+    return Dots(name, where, [row[0] for row in rows[:MAX_CLIENTS]], classes[:MAX_CLASSES], drawn, said)
 
 
 def table_of(run: Run, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file of a run's folder; empty if it cannot be read."""
+    """The rows of a CSV file of a run's folder, by the names of its columns; empty if it cannot be read."""
+    header, *rows = rows_of(run, name) or [[]]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def rows_of(run: Run, name: str) -> list[list[str]]:
+    """The lines of a CSV file of a run's folder, each as long as the first one; empty if it cannot be read."""
     try:
         text = untrusted.read_bytes(run.folder / name).decode()
-        return list(csv.DictReader(io.StringIO(text)))
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
     except (FileNotFoundError, untrusted.Unreadable, UnicodeDecodeError, csv.Error):
         return []
+    width = len(rows[0]) if rows else 0
+    return [(row + [""] * width)[:width] for row in rows]
 
 
 def number_of(text: object) -> float:

@@ -46,6 +46,14 @@ def test_files(tmp_path):
     assert "| share of its largest class | 0.5 | 0.583333 | 0.666667 |" in lines
 
 
+def test_the_name_of_a_class_is_no_formula(tmp_path):
+    names = ["=HYPERLINK(1)", "+1-2", "owl"]
+    write_partition_table(tmp_path, SPLIT, LABELS, names, USES)
+    with (tmp_path / "partition.csv").open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    assert columns[4:] == ["'=HYPERLINK(1)", "'+1-2", "owl"] and rows[0] == ["0", "3", "2", "0", "2", "0", "1"]
+
+
 @pytest.mark.parametrize(
     ("num_clients", "num_classes"), [(0, 2), (1, 1), (5, 3), (120, 10), (40, 100), (2500, 10)], ids=str
 )
@@ -55,6 +63,7 @@ def test_picture(num_clients, num_classes, tmp_path):
     owner = rng.permutation(np.arange(3000) % max(1, num_clients))
     split = [np.flatnonzero(owner == client) for client in range(num_clients)]
     plot_partition(tmp_path / "plots/partition.png", split, labels, [f"class {c}" for c in range(num_classes)], "toy")
+    assert ">Examples of each class at each client: " in (tmp_path / "plots/partition.svg").read_text()
     with Image.open(tmp_path / "plots/partition.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
     assert picture.width == 1800

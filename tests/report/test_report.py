@@ -14,10 +14,12 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
 from fedlab_runner import train
+from fedlab_runner.plots.partition import write_partition_table
 from fedlab_runner.report import (
     build,
     bundle,
@@ -34,6 +36,7 @@ from fedlab_runner.report import (
 from fedlab_runner.report.content import Chart, Report, ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
+from fedlab_runner.report.metric_sections import partitions
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
@@ -491,6 +494,20 @@ def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp
     assert "the client's own model is better than the server's for 67 % of the clients" in html.unescape(scatter)
     (marks,) = re.findall(r'class="mark" d="([^"]*)"', scatter)
     assert marks.count("M") == 3 and 'class="line"' not in scatter, "a marker for each client with both"
+
+
+def test_the_partition_is_told_of_all_clients_and_classes_whatever_their_names(tmp_path: Path) -> None:
+    """The picture has the first of them; a class may have the name of another column."""
+    folder = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+    uses: dict[str, list[int]] = {"train": [1] * 70, "validation": [0] * 70, "test": [0] * 70, "held_out": [0] * 70}
+    labels = np.arange(7000) % 100  # client i has a hundred examples: of each class one, but 60 to 69 of one class
+    split = [np.flatnonzero(labels == i) if i >= 60 else np.arange(100 * i, 100 * i + 100) for i in range(70)]
+    names = ["train", "examples", *(f"class {c}" for c in range(98))]
+    write_partition_table(folder, split, labels, names, uses)
+    ((drawn,), left_out) = partitions(group(find([tmp_path]).runs))
+    assert left_out == 0 and drawn.classes == names[:40] and drawn.counts == [[1.0] * 40] * 60
+    assert "70 clients with 70 to 100 examples; on average 15 % of a client's examples" in drawn.caption
+    assert drawn.caption.endswith("The picture shows the first 60 clients and the first 40 of 100 classes.")
 
 
 # The page.
