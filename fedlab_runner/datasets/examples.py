@@ -42,12 +42,18 @@ class Data:
     class_names: tuple[str, ...]
     mean: tuple[float, ...] | None  # of inputs / 255, for each channel; None for features
     std: tuple[float, ...] | None
+    num_held_out: int = 0  # test examples that `hold_out` has taken
 
     def hold_out(self, size: int, seed: int) -> tuple[Examples, "Data"]:
-        """The first `size` test examples in an order drawn from `seed`, and the data without them."""
-        order = torch.from_numpy(generator(seed, Purpose.SERVER_DATA).permutation(len(self.test.targets)))
-        rest = order[size:].sort().values
-        return self.test.select(order[:size]), replace(self, test=self.test.select(rest))
+        """The next `size` test examples in an order of the whole test set drawn from `seed`, and the data without
+        them: two calls take together what one call takes.
+        """
+        taken, count = self.num_held_out, len(self.test.targets)
+        order = torch.from_numpy(generator(seed, Purpose.SERVER_DATA).permutation(taken + count))
+        here = order[taken:].sort().values  # the rows of the whole test set that this one still has
+        mine = torch.searchsorted(here, order[taken : taken + size])
+        rest = torch.searchsorted(here, order[taken + size :].sort().values)
+        return self.test.select(mine), replace(self, test=self.test.select(rest), num_held_out=taken + size)
 
     def thinned(self, fraction: float, seed: int) -> "Data":
         """The data with the first round(fraction * n) training examples, but at least one, in an order drawn from
@@ -91,7 +97,7 @@ class Data:
             examples._replace(inputs=_convert(examples.inputs, channels or have, image_size))
             for examples in (self.train, self.test)
         )
-        return Data(train, test, self.class_names, mean, std)
+        return replace(self, train=train, test=test, mean=mean, std=std)
 
 
 def _luma(of_rgb: tuple[float, ...]) -> float:

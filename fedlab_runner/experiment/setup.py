@@ -202,11 +202,12 @@ def _digest(
 
 
 def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
-    """The data without the test examples that the server took, or without `held_out` test examples if that is more."""
+    """The rest that the server left of the data, without as many more test examples as `held_out` examples lack."""
     size = len(data.test.targets)
     if held_out >= size:
         raise ValueError(f"held_out must be less than the test set's {size} examples, got {held_out}")
-    return data.hold_out(held_out, seed)[1] if held_out > size - len(rest.test.targets) else rest
+    more = held_out - (size - len(rest.test.targets))
+    return rest.hold_out(more, seed)[1] if more > 0 else rest
 
 
 def model_families(c: Components, data: Data, device: torch.device, num_clients: int) -> list[ModelFamily]:

@@ -458,6 +458,25 @@ def test_methods_with_and_without_server_data_can_share_a_test_set() -> None:
         test_set("server_data=none", "evaluation.held_out=500")
 
 
+@pytest.mark.parametrize("held_out", [0, 30, 60, 150])
+def test_no_example_of_the_test_set_is_the_servers(held_out: int) -> None:
+    """Several sets of the server are disjoint too, and share a test set with methods that have none of them."""
+    taking = [f"server_data{node}=in_domain" for node in ("", "@auxiliary_data", "@probe_data")]
+    taking += ["server_data.size=40", "auxiliary_data.size=35", "probe_data.size=25"]
+    common = ("dataset=synthetic", "algorithm=fedavg")
+    most = max(held_out, 100)
+    simulation = prepare(build(composed(*common, *taking, f"evaluation.held_out={held_out}"))).simulation
+    other = prepare(build(composed(*common, "server_data=none", f"evaluation.held_out={most}"))).simulation
+    fed = simulation.fed
+    sets = [
+        {row.numpy().tobytes() for row in each.inputs}
+        for each in (simulation.test, fed.server_data, fed.auxiliary_data, fed.probe_data, other.test)
+        if each is not None
+    ]
+    assert [len(each) for each in sets] == [500 - most, 40, 35, 25, 500 - most]
+    assert len(set().union(*sets[:4])) == sum(map(len, sets[:4])) and sets[0] == sets[4]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
