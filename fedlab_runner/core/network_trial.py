@@ -3,7 +3,7 @@ side by side with others is known.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     minibatch, and in `family.alone` why its models cannot compute side by side.
 
     Raises ValueError if the network has nothing to train or a buffer that is not finite, does not give logits, writes
-    into its inputs, or in evaluation draws random numbers or mixes examples, and UserError if it takes numbers from
-    elsewhere than torch.
+    into its inputs, or in evaluation draws random numbers, mixes examples or uses values of an earlier model, and
+    UserError if it takes numbers from elsewhere than torch.
     """
     if not family.num_params:
         raise ValueError("the model has no parameter to train")
@@ -46,6 +46,11 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
             "alone, as F.dropout(x, p, training=self.training) does"
         )
     family.draws |= _draws(family, two, training=True)
+    if _remembers(family, two):
+        raise ValueError(
+            "the model's logits in evaluation depend on the model that the network had before, so that no metric would "
+            "be of one model: compute what forward() takes from parameters in each call, and keep it in no attribute"
+        )
     three = family.normalize(inputs[[0, -1, len(inputs) // 2]].to(family.device), family.dtype)
     three = three + torch.linspace(-0.1, 0.1, three.numel()).view(three.shape).to(three)  # may be one three times
     example = three[:2]
@@ -81,6 +86,24 @@ def _draws(family: ModelFamily, inputs: Tensor, training: bool) -> bool:
 
     seeded(logits, 0, "forward()", family.device)
     return states[0] != states[1]
+
+
+def _remembers(family: ModelFamily, inputs: Tensor) -> bool:
+    """Whether the network keeps values of a model: with a model of NaN first, these reach the next model's logits."""
+    given, own = family.normalize(inputs, family.dtype), family.vector(family.module)
+
+    def logits(w: Tensor) -> Tensor:
+        with torch.no_grad(), own_generators(family.device), family.bound(w):
+            found: Tensor = family.module(given)
+        return found
+
+    family.mode(False)
+    expected = logits(own)
+    for training in (True, False):
+        family.mode(training)
+        with suppress(Exception):  # a network may refuse NaN
+            logits(torch.full_like(own, torch.nan))
+    return bool((logits(own).isnan() & ~expected.isnan()).any())
 
 
 def _mixes(family: ModelFamily, three: Tensor, training: bool) -> bool:

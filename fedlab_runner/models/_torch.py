@@ -1,5 +1,6 @@
 """Adapts models of other libraries to vmap, and reads their weights."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,15 +10,24 @@ from fedlab_runner.utils.errors import UserError
 
 
 def for_vmap(model: nn.Module) -> nn.Module:
-    """Changes a model so that it runs under `vmap(grad(...))`, with the same results, and returns it.
+    """Changes a model so that it runs under `vmap(grad(...))` and with the values of one model after another, with the
+    same results, and returns it.
 
     vmap refuses activations that overwrite an input that is not batched or is still needed. It runs fused attention
-    client by client; timm has plain attention too.
+    client by client; timm has plain attention too. In evaluation timm keeps attention's biases from the first call on;
+    here each call takes those of its own model.
     """
     for module in model.modules():
         for switch in {"inplace", "fused_attn"} & vars(module).keys():
             vars(module)[switch] = False
+        if hasattr(module, "attention_bias_cache"):
+            vars(module)["get_attention_biases"] = partial(_attention_biases, module)
     return model
+
+
+def _attention_biases(module: nn.Module, device: torch.device) -> Tensor:
+    biases: Tensor = module.attention_biases[:, module.attention_bias_idxs]  # type: ignore[index]  # timm's names
+    return biases
 
 
 def find_weights(path: str, hint: str) -> Path:

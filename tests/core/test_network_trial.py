@@ -94,6 +94,33 @@ def test_what_no_run_could_use_is_one_line(name: str) -> None:
         try_network(model_family(lambda: Changed(change)), INPUTS)
 
 
+class Keeping(nn.Module):
+    """Keeps a product of its weights from the first call in `kept_in` on, until it trains again."""
+
+    def __init__(self, kept_in: str) -> None:
+        super().__init__()
+        self.inner, self.scale, self.kept_in, self.kept = mlp(), nn.Parameter(torch.zeros(1)), kept_in, None
+
+    def train(self, mode: bool = True) -> "Keeping":
+        self.kept = None if mode else self.kept
+        return super().train(mode)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        own = self.scale.exp()
+        kept = own if self.training or self.kept is None else self.kept
+        if self.training == (self.kept_in == "training"):
+            self.kept = kept.detach()
+        logits: Tensor = self.inner(inputs) * kept
+        return logits
+
+
+@pytest.mark.parametrize("kept_in", ["training", "evaluation"])
+def test_values_of_an_earlier_model_are_found(kept_in: str) -> None:
+    """Also where the models' logits hardly differ."""
+    with pytest.raises(ValueError, match="depend on the model that the network had before"):
+        try_network(model_family(lambda: Keeping(kept_in)), INPUTS)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """Models: sizes, gradients, `vmap`, weights from files; and the configs of models, delays and schedules."""
 
+import pickle
 import re
 import socket
 import time
@@ -493,6 +494,31 @@ def test_timm_weights_of_another_architecture_are_refused(tmp_path, num_classes)
     save_timm(tmp_path / "w.pth", num_classes, "test_resnet")
     with pytest.raises(UserError, match=r"^weights must fit timm's 'test_vit', got '.*w\.pth': [^\n]*$"):
         timm_model(weights=str(tmp_path / "w.pth")).build(3, 32, 5)
+
+
+SMALL = {"embed_dims": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}
+KEEPING = {  # timm's networks that keep attention's biases in evaluation
+    "tiny_vit_5m_224": (64, SMALL | {"num_heads": [1, 2, 2, 2], "window_sizes": [4, 4, 4, 4]}),
+    "levit_128s": (64, {"embed_dim": (16, 16, 16), "num_heads": (1, 1, 1), "depth": (1, 1, 1)}),
+    "efficientformer_l1": (224, {"embed_dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}),
+    "efficientformerv2_s0": (64, {"embed_dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}),
+    "efficientvit_m0": (64, {"embed_dim": (16, 16, 16), "depth": (1, 1, 1), "num_heads": (1, 1, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_timm_keeps_no_values_of_an_earlier_model(name):
+    size, kwargs = KEEPING[name]
+    model = Timm(3, size, name, False, None, 0.0, kwargs).build(3, size, 5).eval()
+    assert any(hasattr(module, "attention_bias_cache") for module in model.modules())
+    inputs = torch.rand(2, 3, size, size)
+    own = {key: value.detach() for key, value in model.named_parameters()}
+    expected = model(inputs)
+    model.train()
+    for network in (model, pickle.loads(pickle.dumps(model))):
+        network.eval()
+        assert functional_call(network, {k: v * torch.nan for k, v in own.items()}, (inputs,)).isnan().any()
+        assert torch.equal(functional_call(network, own, (inputs,)), expected)
 
 
 def test_timm_drop_rate_and_kwargs_reach_the_model():
