@@ -156,6 +156,8 @@ def open_image(column: Any, row: int) -> BinaryIO:
 def _cell(value: Any) -> Cell:
     if isinstance(value, float) and math.isnan(value):
         return None
+    if isinstance(value, float) and value.is_integer():  # pandas writes a column of integers with a gap as floats
+        return int(value)
     return value  # type: ignore[no-any-return]  # arrow has no types
 
 

@@ -1,5 +1,6 @@
 """Makes features of a table's columns: standardised numbers and one-hot categories, by the training rows alone."""
 
+import logging
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import memory_bytes
 
+_log = logging.getLogger(__name__)
 MAX_CATEGORIES = 1000  # different values of a categorical column; each becomes a feature
 MAX_CLASSES = 10_000  # different values of a target
 IMPUTE = ("mean", "median")  # replacements of a missing number
@@ -195,6 +197,8 @@ class Table:
                 blocks.append(column.features(training, self._impute))
             except ValueError as error:
                 raise UserError(f"the column {shown(name)} {error}: name it in dataset.ignore") from None
+            if isinstance(column, Categories) and not training.all() and not blocks[-1][~training].any():
+                _log.warning("no test row has a category of the training rows in the column %s", shown(name))
             needed, free = 2 * 4 * len(training) * sum(block.shape[1] for block in blocks), memory_bytes()
             if free is not None and needed > free:
                 raise UserError(

@@ -30,6 +30,8 @@ class CSV(Dataset):
     training rows of all clients together. A field of `missing` is a missing value. It is refused unless `impute`
     replaces it: a number by the training rows' mean or median, a category by their most frequent category.
 
+    In categories, classes and users `1.0` is `1`.
+
     The column `user` names the natural client of a row. Test rows are the rows of `test_path`, which may lack that
     column. If it is null, they are round(test_fraction * size) rows of each class of `path`, drawn from the seed.
     """
@@ -83,7 +85,10 @@ class CSV(Dataset):
             if len(row) != len(header):
                 raise refuse(path, f"has {len(row)} fields in line {line}, and {len(header)} columns")
             fields = map(str.strip, row)
-            cells = {name: None if field in self.missing else field for name, field in zip(header, fields, strict=True)}
+            cells = {
+                name: None if field in self.missing else _shortened(field)
+                for name, field in zip(header, fields, strict=True)
+            }
             try:
                 table.add(cells)
             except Fault as fault:
@@ -108,6 +113,12 @@ class CSV(Dataset):
         if not features:
             raise ValueError(f"ignore must leave a column of {self.path} for the features, got {listed(self.ignore)}")
         return Table(features, self.target, self.user, self.categorical, self.impute)
+
+
+def _shortened(field: str) -> str:
+    """A whole number without its `.0`, with which pandas writes a column of integers that has a gap."""
+    whole = field.removesuffix(".0")
+    return whole if whole.removeprefix("-").isdecimal() else field
 
 
 def _refuse(key: str, path: Path, what: str) -> UserError:

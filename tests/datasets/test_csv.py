@@ -79,6 +79,21 @@ def test_users_are_natural_clients(tmp_path: Path) -> None:
     assert age == by_file(tmp_path, ROWS, ["x,3,cook,2,a"]).test.inputs[0, 0]
 
 
+def test_a_gap_in_a_column_of_integers_makes_no_other_categories_classes_and_users(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """pandas writes such a column as floats."""
+    rows = [f"{i % 3},{i},{i % 4},0.5,{i % 2}" for i in range(12)]
+    floats = [f"{i % 3}.0,{i}.0,{i % 4}.0,0.5,{i % 2}.0" for i in range(12)]
+    data = by_file(tmp_path, rows, floats, categorical=["job", "size"], user="who", ignore=[])
+    for one, other in zip(data.train, data.test, strict=True):
+        assert one is other is None or torch.equal(one, other)
+    assert data.class_names == ("0", "1") and not caplog.records
+    other = [row.replace(",0.5,", ",0.50,") for row in rows]
+    by_file(tmp_path, rows, other, categorical=["job", "size"])
+    assert "no test row has a category of the training rows in the column 'size'" in caplog.text
+
+
 @pytest.mark.parametrize(("impute", "age"), [("mean", 36.25), ("median", 32.5)])
 def test_missing_values_are_imputed_by_the_training_rows(impute: str, age: float, tmp_path: Path) -> None:
     gaps = ["a,,cook,1,a", "b,?,,1,b", "c,20,nurse,1,a", "d,40,cook,1,b", "e,60,nurse,1,b", "f,25,NA,1,a"]

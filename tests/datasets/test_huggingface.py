@@ -180,6 +180,18 @@ def test_missing_values(tmp_path: Path) -> None:
 
 
 @needs_library
+def test_a_gap_in_a_column_of_integers_makes_no_other_categories_classes_and_users(tmp_path: Path) -> None:
+    """pandas writes such a column as floats."""
+    columns = {"job": [3, 1, 3, 2, 3, 1], "smoker": [0, 1, 0, 1, 1, 2], "label": [1, 0] * 3}
+    floats = {name: [*map(float, column)] for name, column in columns.items()}
+    library.DatasetDict(train=values(**columns), test=values(**floats)).save_to_disk(str(tmp_path / "set"))
+    data = load(tmp_path / "set", categorical=["job"], user="smoker")
+    for one, other in zip(data.train, data.test, strict=True):
+        assert one is other is None or torch.equal(one, other)
+    assert data.train.inputs[:, 1:4].sum() == 6 and data.class_names == ("0", "1")
+
+
+@needs_library
 @pytest.mark.parametrize(
     ("changes", "fields", "reason"),
     [
