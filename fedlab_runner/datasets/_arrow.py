@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
 
-from fedlab_runner.datasets._columns import Cell, Fault, shown
+from fedlab_runner.datasets._columns import Cell, Fault, listed, shown
 from fedlab_runner.utils.files import open_to_read
 
 IMAGE, LIST, CELL, OTHER = "image", "list", "cell", "other"  # kinds of columns
 CELL_TYPES = re.compile(r"u?int\d+|float\d+|double|bool|(large_)?string|string_view")  # types of one value
 READERS = {".arrow": "arrow", ".parquet": "parquet"}  # the library's readers of files
 MARKS = ("dataset_dict.json", "state.json")  # files that only a folder of save_to_disk has
+# Usual names of splits, by which a folder of several files is seen to have splits.
+USUAL_SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
 ROWS_AT_ONCE = 1000  # rows that become Python objects at a time
 
 
@@ -36,9 +38,10 @@ class Place:
 def open_local(library: Any, path: Path, name: str | None, wanted: Sequence[str]) -> Mapping[str, Any]:
     """The splits in a folder or file, by name. A folder of save_to_disk gives all its splits.
 
-    A data file belongs to the split in `wanted` whose name is a word of the file's path. If no path has such a word,
-    all files belong to the first split. This reads arrow and parquet files alone: some of the library's other readers
-    are not safe for a stranger's file. Raises ValueError for other files, and whatever the library raises.
+    A data file belongs to the split in `wanted` whose name is in the file's path. If no path has one, nor a usual name
+    of a split, all files belong to the first split, and so does a single file. This reads arrow and parquet files
+    alone: some of the library's other readers are not safe for a stranger's file. Raises ValueError for other files,
+    for a file with the names of two splits, and for files of other splits only, and whatever the library raises.
     """
     path = path if name is None else path / name
     inside = list(path.rglob("*")) if path.is_dir() else [path]
@@ -50,11 +53,8 @@ def open_local(library: Any, path: Path, name: str | None, wanted: Sequence[str]
     files = sorted(each for each in inside if each.suffix in READERS)
     if not files:
         raise ValueError(f"it holds no file that ends in {' or '.join(READERS)}")
-    base = path if path.is_dir() else path.parent
-    by_split = {split: [each for each in files if _is_of(each.relative_to(base), split)] for split in wanted}
-    by_split = {split: each for split, each in by_split.items() if each} or {wanted[0]: files}
     parts = {}
-    for split, of_split in by_split.items():
+    for split, of_split in _by_split(files, path if path.is_dir() else path.parent, wanted).items():
         if len(suffixes := {each.suffix for each in of_split}) > 1:
             raise ValueError(f"the files of the split {split} end in {' and '.join(sorted(suffixes))}")
         names = [str(each.absolute()) for each in of_split]
@@ -62,9 +62,28 @@ def open_local(library: Any, path: Path, name: str | None, wanted: Sequence[str]
     return parts
 
 
-def _is_of(path: Path, split: str) -> bool:
-    """Whether a word of a file's path is the name of a split: data/train-00000-of-00002.parquet, set/test/0.arrow."""
-    return split in re.split(r"[^a-zA-Z0-9]+", str(path.with_suffix("")))
+def _by_split(files: Sequence[Path], base: Path, wanted: Sequence[str]) -> dict[str, list[Path]]:
+    """The files below `base` of each split that has one, by the name of the split."""
+    found: dict[str, list[Path]] = {}
+    usual = []
+    for file in files:
+        name = str(file.relative_to(base))
+        own = [split for split in wanted if _has(name, split)]
+        own = [split for split in own if not any(_has(other, split) for other in own if other != split)]
+        if len(own) > 1:
+            raise ValueError(f"{name} has the names of the splits {' and '.join(own)}")
+        if own:
+            found.setdefault(own[0], []).append(file)
+        elif any(_has(name, split) for split in USUAL_SPLITS):
+            usual.append(name)
+    if not found and usual and len(files) > 1:
+        raise ValueError(f"no file is named after the split {' or '.join(wanted)}, but {listed(usual)} after others")
+    return found or {wanted[0]: [*files]}
+
+
+def _has(name: str, split: str) -> bool:
+    """Whether a name has that of a split, as in data/train-00000-of-00002, set/test/0 or Train_sft."""
+    return re.search(f"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
 
 
 @contextmanager

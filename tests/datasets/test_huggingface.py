@@ -147,6 +147,37 @@ def test_files_of_several_parts_and_other_names(tmp_path: Path) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize(
+    ("names", "fields", "sizes"),
+    [
+        ("train_sft-0-of-1 test_sft-0-of-1", {"train": "train_sft", "test": "test_sft"}, (6, 5)),
+        ("train_sft-0-of-1 test_sft-0-of-1", {"train": "train_sft", "test": None}, (6, 0)),
+        ("train_sft test_sft", {}, (6, 5)),
+        ("Train Test", {}, (6, 5)),
+        ("train train_val", {"test": "train_val"}, (6, 5)),
+        ("part/a part/b", {"test": None}, (11, 0)),
+        ("mine/test", {"test": None}, (6, 0)),
+        ("b_train b_test", {"train": "a", "test": None}, "no file is named after the split a, but .*, '.*' after o"),
+        ("test/train test/test", {}, "train.parquet has the names of the splits train and test"),
+    ],
+)
+def test_a_file_is_of_the_split_that_its_name_has(
+    names: str, fields: dict[str, Any], sizes: Any, tmp_path: Path
+) -> None:
+    """A test file that trained would be worse than a refusal."""
+    for name, size in zip(names.split(), (6, 5), strict=False):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        values().select(range(size)).to_parquet(str(tmp_path / f"{name}.parquet"))
+    wanted = [name for name in {"train": "train", "test": "test", **fields}.values() if name is not None]
+    if isinstance(sizes, str):
+        with pytest.raises(ValueError, match=sizes):
+            _arrow.open_local(library, tmp_path, None, wanted)
+        return
+    parts = _arrow.open_local(library, tmp_path, None, wanted)
+    assert [parts[name].num_rows if name in parts else 0 for name in wanted] == [size for size in sizes if size]
+
+
+@needs_library
 def test_values_are_encoded_as_those_of_a_table(tmp_path: Path) -> None:
     test = values(age=[100] * 6, job=["baker"] * 6, label=["a"] * 6)
     library.DatasetDict(train=values(), test=test).save_to_disk(str(tmp_path / "set"))
