@@ -92,6 +92,11 @@ def decode_cached(
         raise UserError(f"{key} must be a folder to write {room} into, got {cache} ({error.strerror})") from error
 
 
+def folders_in(folder: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, without hidden ones."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def images_in(folder: Path) -> list[Path]:
     """The image files in a folder, by name."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)

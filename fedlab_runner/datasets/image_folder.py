@@ -11,7 +11,7 @@ import torch
 from fedlab_runner.datasets import _split, _statistics
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import MAX_SIZE, Data, Examples
-from fedlab_runner.datasets.image_cache import MODES, SUFFIXES, decode_cached, images_in
+from fedlab_runner.datasets.image_cache import MODES, SUFFIXES, decode_cached, folders_in, images_in
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import one_of, within
 
@@ -53,7 +53,7 @@ class ImageFolder(Dataset):
             if unknown := [name for name in _classes(testing, least=1) if name not in classes]:
                 raise _refuse(testing / unknown[0], f"is a class that {training} lacks")
             train, test = (self._examples(*_files_of(each, classes)) for each in (training, testing))
-        elif training.is_dir() and any(path.is_dir() for path in training.iterdir()):
+        elif training.is_dir() and folders_in(training):
             raise _refuse(root, f"has {PARTS[0]}/ and no {PARTS[1]}/")
         else:
             classes = _classes(root)
@@ -75,7 +75,7 @@ class ImageFolder(Dataset):
 def _classes(folder: Path, least: int = 2) -> list[str]:
     """The names of the folders in a folder, without hidden ones."""
     try:
-        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        names = folders_in(folder)
     except (FileNotFoundError, NotADirectoryError):
         raise _refuse(folder, "is no folder") from None
     except OSError as error:

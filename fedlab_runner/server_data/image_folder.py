@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
-from fedlab_runner.datasets.image_cache import images_in
+from fedlab_runner.datasets.image_cache import folders_in, images_in
 from fedlab_runner.server_data import _images
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.errors import UserError
@@ -16,8 +16,8 @@ from fedlab_runner.utils.validate import at_least
 class ServerImageFolder(ServerDataSource):
     """The images in root/<class>/, of all classes or of `classes`, which are folder names such as ImageNet's wnids.
 
-    At most `max_images` are drawn uniformly. They are decoded once, into memory or into a file in the folder `cache`.
-    `name` distinguishes runs on different images; `root` may move.
+    Hidden folders are no classes. At most `max_images` are drawn uniformly. They are decoded once, into memory or into
+    a file in the folder `cache`. `name` distinguishes runs on different images; `root` may move.
     """
 
     root: str
@@ -37,7 +37,7 @@ class ServerImageFolder(ServerDataSource):
             raise UserError(
                 f"server_data.root must be a folder of one folder a class, got {root}, which does not exist"
             )
-        names = self.classes or sorted(path.name for path in root.iterdir() if path.is_dir())
+        names = self.classes or folders_in(root)
         if missing := [name for name in names if not (root / name).is_dir()]:
             raise UserError(
                 f"server_data.classes must be folders in {root}, which has no {_images.lacking(missing, names)}"

@@ -174,7 +174,9 @@ def test_an_image_folder_is_read_to_the_clients_shape(tmp_path: Path) -> None:
     # classes by name: n01 was written with colour 80, n02 with 0, n03 with 160
     for label, value in enumerate((80, 0, 160)):
         assert (mine.inputs[mine.targets == label].float() - value).abs().max() <= 2
+    save(root / ".ipynb_checkpoints" / "n.png", flat((9, 9, 9)))
     grey, _ = reserved(ServerImageFolder(str(root), "mine", None, None, None), clients(1, 12))
+    assert grey.num_classes == 3, "a hidden folder is no class"
     assert grey.inputs.shape == (15, 1, 12, 12)
 
 
@@ -453,8 +455,18 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
         (["algorithm=feddle", "algorithm.atlas_size=0"], r"^algorithm\.atlas_size must be >= 1, got 0$"),
         (["server_data=tiny_imagenet", "server_data.root=/nowhere"], r"^/nowhere/tiny-imagenet-200/wnids\.txt cannot"),
         (["server_data=image_folder"], r"^server_data\.root is missing"),
+        *(
+            (
+                ["server_data=torchvision", "dataset@server_data.dataset=digits", *limits],
+                r"^server_data: \d+ of \d+ different examples are training or test examples of the clients",
+            )
+            for limits in (
+                ["server_data.part=test", "server_data.max_images=20"],
+                ["server_data.part=train", "train_fraction=0.2", "model.image_size=6", "model=cnn_small"],
+            )
+        ),
         (
-            ["algorithm=fedft", "server_data=torchvision", "dataset@server_data.dataset=digits"],
+            ["algorithm=fedft", "server_data=torchvision", "dataset@server_data.dataset=synthetic"],
             r"^algorithm=fedft trains on the clients' own classes: use server_data=in_domain$",
         ),
         (
