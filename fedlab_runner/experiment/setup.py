@@ -193,11 +193,11 @@ def _digest(
     network: np.ndarray,
 ) -> str:
     """A digest of the examples, of their owners, and of `network`: the delays [N] or, without a server, the links
-    [N, N]. Of cached images it covers the labels: their file has checksums.
+    [N, N].
     """
     kept = [each for each in server_data.values() if each is not None]
     arrays = (train.inputs, train.targets, train.present, test.inputs, test.targets, test.present)
-    of_server = [*(each.targets for each in kept), *(each.inputs for each in kept if not each.mapped)]
+    of_server = [*(each.targets for each in kept), *(each.inputs for each in kept)]
     return digest_of([*arrays, *split, *of_server, network])
 
 

@@ -307,6 +307,17 @@ def test_a_run_is_the_same_with_a_cache(algorithm: str, tmp_path: Path) -> None:
     assert one == other
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_run_does_not_continue_on_other_images(cached: bool, tmp_path: Path) -> None:
+    root, cache = image_folder(tmp_path / "images"), tmp_path / "cache" if cached else "null"
+    run = ["algorithm=feddf", "algorithm.epochs=1", "model=cnn_small", "server_data=image_folder"]
+    run += [f"server_data.root={root}", f"server_data.cache={cache}", "checkpoint.rounds=1"]
+    run_in(tmp_path / "run", composed(*run, "rounds=1"))
+    save(root / "n02" / "n02_0.JPEG", flat((255, 255, 255)))
+    with pytest.raises(UserError, match=r"checkpoint\.same_data=false to continue with these"):
+        run_in(tmp_path / "run", composed(*run, "rounds=2"))
+
+
 @pytest.mark.parametrize("split", ["val", "train"])
 def test_tiny_imagenet_is_read_in_its_two_layouts(split: str, tmp_path: Path) -> None:
     mine, _ = reserved(TinyImageNet(str(tiny_imagenet(tmp_path)), split, None, None, None), clients(3, 8))
