@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by numbers of channels
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")  # of the image files in a folder
+# The readers of Pillow that a run uses. Pillow chooses by content, and its reader of PostScript starts Ghostscript.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 IMAGES_AT_ONCE = 256  # images in memory while a cache file is written
 BLOCK_BYTES = 2**24  # bytes of a cache file, with its header, for each CRC-32 (uint32, little-endian)
 
@@ -184,11 +186,20 @@ def _decode(content: BinaryIO, size: tuple[int, int, int]) -> np.ndarray:
     from PIL import Image
 
     channels, height, width = size
-    with Image.open(content) as file:
+    with _opened(content) as file:
         file.draft(MODES[channels], (2 * width, 2 * height))  # decodes a JPEG no larger than needed
         image = _eight_bits(file).convert(MODES[channels])
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _opened(content: BinaryIO) -> "Picture":
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(content, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"its content is none of {', '.join(FORMATS)}") from None
 
 
 def _eight_bits(image: "Picture") -> "Picture":

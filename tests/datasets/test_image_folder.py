@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from fedlab_runner.datasets import image_cache
 from fedlab_runner.datasets.examples import Data
@@ -114,6 +114,28 @@ def test_damaged_and_hostile_images(tmp_path: Path) -> None:
     os.mkfifo(path)  # to open it would wait for ever
     assert refusal(tmp_path).startswith(f"{path} is no plain file")
     assert refusal(tmp_path, cache=str(tmp_path / "cache")).startswith(f"{path} is no plain file")
+
+
+@pytest.mark.parametrize("form", image_cache.FORMATS)
+def test_an_image_is_read_by_its_content(form: str, tmp_path: Path) -> None:
+    write_images(tmp_path, ["a", "b"], [3, 3])
+    Image.fromarray(np.full((5, 7, 3), 200, np.uint8)).save(tmp_path / "b/001.png", form)
+    data = load(tmp_path, test_fraction=0.4)
+    images = torch.cat([data.train.inputs, data.test.inputs]).float()
+    assert ((images - 200).abs() < 3).flatten(1).all(1).any()
+
+
+def test_no_image_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow gives PostScript to Ghostscript, whatever the name of the file."""
+    started: list[Any] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments, **_: started.append(arguments))
+    write_images(tmp_path, ["a", "b"], [3, 3])
+    path = tmp_path / "b/001.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n")
+    said = refusal(tmp_path)
+    assert (
+        said.startswith(f"{path} is not an image that can be read (its content is none of JPEG, PNG,") and not started
+    )
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
