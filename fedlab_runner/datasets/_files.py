@@ -3,10 +3,13 @@
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.client import HTTPException
 from pathlib import Path
+from typing import BinaryIO
 from urllib.error import HTTPError
+
+import numpy as np
 
 from fedlab_runner.utils.errors import UserError
 
@@ -42,6 +45,17 @@ def need(path: Path, what: str, layout: str) -> UserError:
     files.
     """
     return UserError(f"{path} {what}; set dataset.root (environment FEDLAB_DATA) to a folder with {layout}")
+
+
+def arrays(content: BinaryIO, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The arrays of an open .npz file with these names. Raises ValueError for a member that is no array, and whatever
+    numpy raises.
+    """
+    with np.load(content, allow_pickle=False) as file:
+        found = {name: file[name] for name in names}
+    if strange := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{strange[0]} is no array of numpy")  # numpy gives the bytes of such a member
+    return found
 
 
 def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:

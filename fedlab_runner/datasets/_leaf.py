@@ -36,10 +36,7 @@ def read(folder: Path, decode: Callable[[Any], np.ndarray], num_classes: int, la
     array [n, ...] of a user's list "x". Labels must be below `num_classes`. Raises UserError for the first file that is
     missing or wrong.
     """
-    base = next(
-        (each for each in (folder, folder / "data") if _jsons(each / "train") or _jsons(each / "all_data")), None
-    )
-    if base is None:
+    if (base := base_of(folder)) is None:
         raise _files.need(folder / "train", "and all_data hold no .json file", layout)
     names = {"train": TRAIN, "test": TEST} if _jsons(base / "train") else {"all_data": TRAIN}
     found: list[tuple[str, int, np.ndarray, np.ndarray]] = []
@@ -110,6 +107,13 @@ def _split(users: np.ndarray, test_fraction: float, rng: np.random.Generator) ->
         kept = max(1, rounded_down((1 - test_fraction) * len(members)))
         parts[rng.permutation(members)[:kept]] = TRAIN
     return parts
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder, or its folder `data`, that has files of training or of all samples."""
+    return next(
+        (each for each in (folder, folder / "data") if _jsons(each / "train") or _jsons(each / "all_data")), None
+    )
 
 
 def _jsons(folder: Path) -> list[Path]:

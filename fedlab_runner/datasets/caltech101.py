@@ -7,7 +7,7 @@ it is unknown. The page at the address above was not checked.
 from dataclasses import dataclass
 
 from fedlab_runner.core.rng import Purpose, generator
-from fedlab_runner.datasets import _files, _photographs
+from fedlab_runner.datasets import _files, _photographs, _split
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.validate import within
@@ -44,6 +44,7 @@ class Caltech101(Dataset):
             raise _files.need(folder, "has no photographs", LAYOUT)
         order = generator(seed, Purpose.DATA).permutation(len(found))
         size = round(self.test_fraction * len(found))
+        _split.check(size, len(found), self.test_fraction)
         parts = [[found[i] for i in sorted(part.tolist())] for part in (order[size:], order[:size])]
         train, test = (
             _photographs.read([path for path, _ in part], [label for _, label in part], self.image_size, LAYOUT)

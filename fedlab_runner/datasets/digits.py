@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _split, _statistics
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
@@ -38,7 +37,7 @@ class Digits(Dataset):
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
             pixels, labels = arrays["pixels"], arrays["labels"]
         images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-        in_test = _split.stratified(labels, 10, self.test_fraction, generator(seed, Purpose.DATA))
+        in_test = _split.drawn(labels, 10, self.test_fraction, seed)
         train, test = (_examples(images[part], labels[part]) for part in (~in_test, in_test))
         return Data(train, test, tuple(str(digit) for digit in range(10)), tuple(self.mean), tuple(self.std))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs, _split
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
@@ -54,7 +53,7 @@ class EuroSAT(Dataset):
             paths += images
             labels += [label] * len(images)
         targets = np.array(labels, np.int64)
-        in_test = _split.stratified(targets, len(CLASSES), self.test_fraction, generator(seed, Purpose.DATA))
+        in_test = _split.drawn(targets, len(CLASSES), self.test_fraction, seed)
         train, test = (self._examples(paths, targets, part) for part in (~in_test, in_test))
         return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
 

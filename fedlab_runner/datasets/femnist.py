@@ -62,7 +62,7 @@ class FEMNIST(Dataset):
 
 def _read(folder: Path) -> _leaf.Samples:
     """All samples, with inputs [n, 1, 28, 28] uint8."""
-    if (folder / NPZ).is_file() and not any(folder.glob("**/*.json")):
+    if (folder / NPZ).is_file() and _leaf.base_of(folder) is None:
         return _read_npz(folder / NPZ)
     return _leaf.read(folder, _decode, len(CHARACTERS), LAYOUT)
 
@@ -81,8 +81,8 @@ def _read_npz(path: Path) -> _leaf.Samples:
     """
     names = ("images", "labels", "writer", "split")
     try:
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
-            images, labels, writer, split = (file[name] for name in names)
+        with path.open("rb") as content:
+            images, labels, writer, split = _files.arrays(content, names).values()
     except Exception as error:  # hostile bytes can raise anything in a parser
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _files.need(path, f"is damaged ({reason})", LAYOUT) from None

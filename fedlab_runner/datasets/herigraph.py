@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _split, _tables
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
@@ -51,7 +50,7 @@ class HeriGraph(Dataset):
         parts = [self._read(_files.folder(self.root, "herigraph", city)) for city in self.cities]
         inputs, present, labels = (np.concatenate(each) for each in zip(*(part[:3] for part in parts), strict=True))
         names = parts[0][3]
-        in_test = _split.stratified(labels, NUM_CLASSES, self.test_fraction, generator(seed, Purpose.DATA))
+        in_test = _split.drawn(labels, NUM_CLASSES, self.test_fraction, seed)
         _standardise(inputs, present, ~in_test)
 
         def examples(part: np.ndarray) -> Examples:

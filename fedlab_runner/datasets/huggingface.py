@@ -146,6 +146,15 @@ class HuggingFace(Dataset):
                 raise ValueError(
                     f"{key} must be columns of values{' or one of images' * (key == 'inputs')}, got {kind}"
                 )
+        if stray := [name for name in self.categorical if name not in inputs]:
+            raise ValueError(f"categorical must be columns of the inputs ({listed(inputs)}), got {listed(stray)}")
+        unused: dict[str, object]
+        if _arrow.kind(there[inputs[0]]) == _arrow.IMAGE:
+            of, unused = "images", {"categorical": self.categorical or None, "impute": self.impute}
+        else:
+            of, unused = "columns of values", {"mean": self.mean}
+        if given := [f"{key} must not be given for {of}, got {value}" for key, value in unused.items() if value]:
+            raise ValueError(given[0])
         for part in parts[1:]:
             for name in (*inputs, self.target):
                 other = part.features.get(name)

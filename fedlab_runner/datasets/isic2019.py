@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets import _files, _photographs, _split, _tables
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
@@ -46,7 +45,7 @@ class ISIC2019(Dataset):
     def load(self, seed: int) -> Data:
         folder = _files.folder(self.root, "isic2019")
         names, labels = _read_table(folder / TABLE)
-        in_test = _split.stratified(labels, len(CLASSES), self.test_fraction, generator(seed, Purpose.DATA))
+        in_test = _split.drawn(labels, len(CLASSES), self.test_fraction, seed)
         train, test = (self._examples(folder / IMAGES, names, labels, part) for part in (~in_test, in_test))
         return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
 

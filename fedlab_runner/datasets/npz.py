@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlab_runner.datasets import _statistics
+from fedlab_runner.datasets import _files, _statistics
 from fedlab_runner.datasets._columns import MAX_CLASSES, shown
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import MAX_SIZE, Data, Examples
@@ -61,6 +61,8 @@ class NPZ(Dataset):
         tested = _examples(test, np.searchsorted(classes, test_labels), of_test)
         names = tuple(str(name) for name in classes.tolist())
         if examples.inputs.ndim == 2:
+            if self.mean is not None:
+                raise ValueError(f"mean must be null for vectors of features, which stay unchanged, got {self.mean}")
             return Data(examples, tested, names, None, None)
         return Data(examples, tested, names, *_statistics.given_or_own(self.mean, self.std, examples.inputs))
 
@@ -78,8 +80,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             if absent := [name for name in NEEDED if name not in wanted]:
                 raise _refuse(path, f"has no array {', '.join(absent)}")
             content.seek(0)
-            with np.load(content, allow_pickle=False) as file:
-                return {name: file[name] for name in wanted}
+            return _files.arrays(content, wanted)
     except (FileNotFoundError, NotADirectoryError):
         raise _refuse(path, "is missing") from None
     except NotPlainFile:

@@ -30,9 +30,18 @@ class OtherDataset(ServerDataSource):
         if height != width:
             raise UserError(f"server_data: other data sets give square images, but the clients' are {height}x{width}")
         try:
-            other: Data = self.dataset.load(seed).fit(channels, height)
+            loaded: Data = self.dataset.load(seed)
         except UserError as error:
             raise UserError(f"server_data: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"dataset.{error}") from error
+        try:
+            other = loaded.fit(channels, height)
+        except ValueError as error:
+            raise ValueError(
+                f"dataset must have images that can take the clients' form, {channels} x {height} x {width}, but "
+                f"{error}; choose another, such as dataset@server_data.dataset=cifar100"
+            ) from error
         examples = other.train if self.part == "train" else other.test
         chosen = torch.from_numpy(_images.capped(len(examples.targets), self.max_images, seed))
         targets = examples.targets[chosen]

@@ -122,6 +122,12 @@ def test_digits_needs_both_parts(fraction):
         Digits(fraction, [0.3], [0.4])
 
 
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_a_fraction_that_leaves_a_set_empty_is_refused(fraction):
+    with pytest.raises(ValueError, match=f"^test_fraction must leave examples .*, got {fraction} of 1797 examples$"):
+        Digits(fraction, [0.3], [0.4]).load(0)
+
+
 @pytest.mark.parametrize("changes", [{}, {"channels": 3, "image_size": 11}, {"features": 20}, {"num_users": 7}])
 def test_synthetic_is_learnable(changes):
     """The nearest class mean of the training set classifies the test set."""

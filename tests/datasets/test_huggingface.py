@@ -90,6 +90,9 @@ def values(**changes: Any) -> Any:
 @needs_library
 def test_images_from_a_folder_of_save_to_disk(tmp_path: Path) -> None:
     images().save_to_disk(str(tmp_path / "set"))
+    for key, value in (("categorical", ["image"]), ("impute", "mean")):
+        said = refusal(tmp_path / "set", user="writer", **{key: value})
+        assert said == f"{key} must not be given for images, got {value}"
     data = load(tmp_path / "set", user="writer")
     assert data.class_names == ("x", "y", "z") and data.train.targets.tolist() == [0, 1, 2] * 3
     assert data.train.inputs.shape == (9, 3, 4, 4) and data.train.inputs.dtype == torch.uint8
@@ -232,6 +235,12 @@ def test_a_gap_in_a_column_of_integers_makes_no_other_categories_classes_and_use
             {"inputs": ["agee"]},
             "inputs must name columns of .* ('age', 'job', 'smoker', 'code', 'label'), got 'agee'",
         ),
+        (
+            {},
+            {"inputs": ["age"], "categorical": ["job"]},
+            "categorical must be columns of the inputs ('age'), got 'job'",
+        ),
+        ({}, {"inputs": ["age"], "mean": [0.5] * 3, "std": [1.0] * 3}, "mean must not be given for columns of values"),
         ({}, {"target": "kind"}, "target must name columns of"),
         ({}, {"target": "code"}, "target must be columns of values, got 'code', of the type List"),
         ({}, {"user": "code", "inputs": ["age"]}, "user must be columns of values"),

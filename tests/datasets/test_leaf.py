@@ -2,6 +2,7 @@
 
 import json
 import string
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,22 @@ def test_a_json_that_is_there_twice(tmp_path):
     assert "all_data_0.json has the user w, whom all_data_0 (1).json has too" in refusal(femnist, tmp_path)
 
 
+def test_a_json_elsewhere_does_not_hide_the_npz(tmp_path):
+    path = tmp_path / "femnist/femnist-leaf-sf05.npz"
+    write_npz(path, [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1])
+    (path.parent / "notes").mkdir()
+    (path.parent / "notes/about.json").write_text("{}")
+    assert len(femnist(tmp_path).train.targets) == 2
+
+
 def test_damaged_npz(tmp_path):
     path = tmp_path / "femnist/femnist-leaf-sf05.npz"
+    write_npz(path, [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1])
+    with zipfile.ZipFile(path.with_name("text.npz"), "w") as archive:
+        for name in ("images", "labels", "writer", "split"):
+            archive.writestr(f"{name}.npy", b"hello")
+    path.with_name("text.npz").replace(path)
+    assert f"{path} is damaged (images is no array of numpy)" in refusal(femnist, tmp_path)
     write_npz(path, [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1])
     good, arrays = path.read_bytes(), dict(np.load(path))
     flipped = bytearray(good)

@@ -1,6 +1,7 @@
 """Your own arrays: shapes and types that people save, and what cannot be learned from."""
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,21 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 def test_faults_are_one_line(changes: dict[str, Any], reason: str, path: Path) -> None:
     write_arrays(path, **changes)
     assert reason in refusal(path)
+
+
+def test_a_member_that_is_no_array_is_one_line(path: Path) -> None:
+    """numpy gives its bytes."""
+    for name in ("x_train", "y_test"):
+        write_arrays(path, **{name: None})
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(f"{name}.npy", b"hello")
+        assert f"cannot be read ({name} is no array of numpy)" in refusal(path)
+
+
+def test_statistics_of_features_are_refused(path: Path) -> None:
+    write_arrays(path, x_train=np.eye(9), x_test=np.eye(9)[:6])
+    with pytest.raises(ValueError, match=r"^mean must be null for vectors of features, .* got \[0\.5\]$"):
+        load(path, mean=[0.5], std=[0.5])
 
 
 def test_files_that_are_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

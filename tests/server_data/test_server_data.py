@@ -481,6 +481,14 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
             r"^algorithm=fedft trains on the clients' own classes: use server_data=in_domain$",
         ),
         (
+            ["server_data=torchvision", "dataset@server_data.dataset=synthetic", "server_data.dataset.features=5"],
+            r"^server_data\.dataset must have images that can take the clients' form, 1 x 8 x 8, but channels must be",
+        ),
+        (
+            ["server_data=torchvision", "dataset@server_data.dataset=digits", "server_data.dataset.test_fraction=1e-9"],
+            r"^server_data\.dataset\.test_fraction must leave",
+        ),
+        (
             ["server_data=torchvision", "server_data.dataset.root=/nowhere"],
             r"^server_data: /nowhere/cifar-10-batches-py/",
         ),
