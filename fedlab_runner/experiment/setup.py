@@ -225,6 +225,8 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
     channels, image_size = shape_of(data.train.inputs)
 
     def family(model: Architecture) -> ModelFamily:
+        if model.warning is not None:
+            _log.warning("%s", model.warning)
         return ModelFamily(
             partial(model.build, channels, image_size, num_classes),
             num_classes,

@@ -34,6 +34,11 @@ class Architecture(ABC):
         """
         return (self,)
 
+    @property
+    def warning(self) -> str | None:
+        """What the run warns of before it trains such networks; None, the default: nothing."""
+        return None
+
     @abstractmethod
     def build(self, channels: int, image_size: int, num_classes: int) -> "nn.Module":
         """A new network from float32 inputs [b, channels, image_size, image_size] to logits [b, C], on the CPU.

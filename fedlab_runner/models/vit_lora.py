@@ -1,8 +1,6 @@
 """A Vision Transformer (Dosovitskiy et al., ICLR 2021) that trains only LoRA and the classifier."""
 
-import logging
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +14,6 @@ from fedlab_runner.utils.validate import at_least, finite_above
 
 TARGETS = {"blocks.*.attn.qkv": 3, "blocks.*.attn.proj": 1}  # q, k and v are slices of one linear layer in timm
 BACKBONE_SEED = 0  # of a random backbone
-
-_log = logging.getLogger("fedlab_runner")
 
 
 @dataclass(frozen=True)
@@ -42,14 +38,18 @@ class ViTLoRA(Architecture):
         finite_above(0, alpha=self.alpha)
         self._timm()  # checks the other fields
 
+    @property
+    def warning(self) -> str | None:
+        if not self._from_scratch:
+            return None
+        return f"the frozen backbone of {self.name} is random: for accuracy set model.weights=<file>"
+
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
-        from_scratch = self.weights is None and not self.pretrained
-        with torch.random.fork_rng(devices=[], enabled=from_scratch):
-            if from_scratch:  # the backbone, which is in no model's vector, must be the same in every process
-                _warn_of_random_backbone(self.name)
+        with torch.random.fork_rng(devices=[], enabled=self._from_scratch):
+            if self._from_scratch:  # the backbone, which is in no model's vector, must be the same in every process
                 torch.manual_seed(BACKBONE_SEED)
             model: Any = self._timm().build(channels, image_size, num_classes)
-        if from_scratch:
+        if self._from_scratch:
             model.reset_classifier(num_classes)
         try:
             add_lora(model, TARGETS, self.rank, self.alpha)
@@ -59,10 +59,9 @@ class ViTLoRA(Architecture):
         network: nn.Module = model
         return network
 
+    @property
+    def _from_scratch(self) -> bool:
+        return self.weights is None and not self.pretrained
+
     def _timm(self) -> Timm:
         return Timm(self.channels, self.image_size, self.name, self.pretrained, self.weights, 0.0, {})
-
-
-@cache  # a run builds its model more than once
-def _warn_of_random_backbone(name: str) -> None:
-    _log.warning("the frozen backbone of %s is random: for accuracy set model.weights=<file>", name)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedlab_runner.config.build import build
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.executor import Executor
@@ -19,11 +20,13 @@ from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.delays.none import NoDelay
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.models._lora import LoRALinear, add_lora
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.models.vit_lora import ViTLoRA
 from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
 from tests.helpers.toy import CPU, local
 
 CLASSES = 5
@@ -291,6 +294,18 @@ def test_a_npz_of_another_architecture_is_refused(tmp_path, drop):
     np.savez(tmp_path / "w.npz", **arrays)
     with pytest.raises(UserError, match=r"^weights must fit timm's 'test_vit', got '.*w\.npz': [^\n]*$"):
         vit(weights=str(tmp_path / "w.npz")).build(3, 32, CLASSES)
+
+
+def test_a_run_warns_once_of_a_backbone_that_stays_random(tmp_path, caplog):
+    torch.save(ViTLoRA(3, 32, "test_vit", False, None, 2, 2.0).build(3, 32, 10).state_dict(), tmp_path / "w.pt")
+    assert not caplog.records, "building has no side effects"
+    lora = "dataset=synthetic|algorithm=fedavg|model.name=test_vit|model.image_size=32|model.rank=2|model.alpha=2"
+    loaded = [key.replace("model.", "model.base.") for key in lora.split("|")]
+    loaded += ["model=pretrained", "model@model.base=vit_lora", f"model.weights={tmp_path / 'w.pt'}"]
+    for said, count in ((["model=vit_lora", *lora.split("|")], 1), (loaded, 0)):
+        caplog.clear()
+        prepare(build(composed(*said)))
+        assert caplog.text.count("the frozen backbone of test_vit is random") == count
 
 
 def test_nothing_is_downloaded_unless_asked_for(monkeypatch):
