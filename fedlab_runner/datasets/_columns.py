@@ -107,14 +107,23 @@ class Fault(Exception):
 
 
 class Table:
-    """Rows with features, a class and perhaps a user, added one by one."""
+    """Rows with features, a class and perhaps a user, added one by one.
+
+    `way_out` says in messages how to do without a column, in words that follow "leave it out".
+    """
 
     def __init__(
-        self, features: Sequence[str], target: str, user: str | None, categorical: Sequence[str], impute: str | None
+        self,
+        features: Sequence[str],
+        target: str,
+        user: str | None,
+        categorical: Sequence[str],
+        impute: str | None,
+        way_out: str,
     ) -> None:
         self._features = {name: Categories() if name in categorical else Numbers() for name in features}
         self._targets, self._users = Categories(), Categories()
-        self._target, self._user, self._impute = target, user, impute
+        self._target, self._user, self._impute, self._way_out = target, user, impute, way_out
 
     @property
     def columns(self) -> list[str]:
@@ -149,8 +158,8 @@ class Table:
                 texts[name] = cells[name]
         name = next(iter(texts))
         what = f"has {shown(str(texts[name]))} and no number in the column {shown(name)}"
-        names = f"name {listed(texts)} in dataset.categorical" if len(texts) > 1 else "name it in dataset.categorical"
-        return Fault(what, f"{names} or dataset.ignore, or mend the value")
+        names, them = (listed(texts), "them") if len(texts) > 1 else ("it", "it")
+        return Fault(what, f"name {names} in dataset.categorical, leave {them} out {self._way_out}, or mend the value")
 
     def classes(self) -> list[str]:
         """The classes of the rows so far, whole numbers by value. Raises ValueError, named `target`, for wrong
@@ -196,14 +205,14 @@ class Table:
             try:
                 blocks.append(column.features(training, self._impute))
             except ValueError as error:
-                raise UserError(f"the column {shown(name)} {error}: name it in dataset.ignore") from None
+                raise UserError(f"the column {shown(name)} {error}: leave it out {self._way_out}") from None
             if isinstance(column, Categories) and not training.all() and not blocks[-1][~training].any():
                 _log.warning("no test row has a category of the training rows in the column %s", shown(name))
             needed, free = 2 * 4 * len(training) * sum(block.shape[1] for block in blocks), memory_bytes()
             if free is not None and needed > free:
                 raise UserError(
                     f"the features up to the column {shown(name)} need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
-                    "are free: name columns of many values in dataset.ignore"
+                    f"are free: leave columns of many values out {self._way_out}"
                 )
         return np.concatenate(blocks, axis=1)
 

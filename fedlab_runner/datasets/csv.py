@@ -112,7 +112,7 @@ class CSV(Dataset):
         features = [name for name in header if name not in (self.target, self.user, *self.ignore)]
         if not features:
             raise ValueError(f"ignore must leave a column of {self.path} for the features, got {listed(self.ignore)}")
-        return Table(features, self.target, self.user, self.categorical, self.impute)
+        return Table(features, self.target, self.user, self.categorical, self.impute, "by dataset.ignore")
 
 
 def _shortened(field: str) -> str:

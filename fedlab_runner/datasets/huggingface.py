@@ -82,7 +82,8 @@ class HuggingFace(Dataset):
         images = _arrow.kind(features[inputs[0]]) == _arrow.IMAGE
         names = getattr(features[self.target], "names", None)
         places = [] if images else _arrow.places(inputs, features, tables[0])
-        rows = Table([place.name for place in places], self.target, self.user, self.categorical, self.impute)
+        columns = [place.name for place in places]
+        rows = Table(columns, self.target, self.user, self.categorical, self.impute, "of dataset.inputs")
         self._read(rows, tables[0], places, names, self.train)
         classes = list(names or rows.classes())
         for table in tables[1:]:
@@ -93,8 +94,8 @@ class HuggingFace(Dataset):
             in_test = np.arange(len(rows)) >= tables[0].num_rows
         if not images:
             return rows.data(classes, in_test)
-        columns = [table.column(inputs[0]) for table in tables]
-        data = rows.data(classes, in_test, lambda part: self._decoded(columns, np.flatnonzero(part)))
+        pictures = [table.column(inputs[0]) for table in tables]
+        data = rows.data(classes, in_test, lambda part: self._decoded(pictures, np.flatnonzero(part)))
         mean, std = _statistics.given_or_own(self.mean, self.std, data.train.inputs)
         return replace(data, mean=mean, std=std)
 

@@ -124,8 +124,8 @@ def test_missing_values_are_refused_by_row_and_column(tmp_path: Path) -> None:
 def test_texts_among_numbers_are_refused_with_all_their_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", *ROWS)
     assert refusal(path, categorical=[], ignore=[]) == (
-        f"{path} has 'ann' and no number in the column 'who' of line 2; name 'who', 'job' in dataset.categorical or "
-        "dataset.ignore, or mend the value (dataset.path)"
+        f"{path} has 'ann' and no number in the column 'who' of line 2; name 'who', 'job' in dataset.categorical, "
+        "leave them out by dataset.ignore, or mend the value (dataset.path)"
     )
     path = write(tmp_path / "t.csv", *ROWS, "ann,2o,cook,1,a")
     assert "has '2o' and no number in the column 'age' of line 10; name it in dataset.categorical" in refusal(path)
@@ -201,7 +201,9 @@ def test_other_delimiters_quotes_and_marks(delimiter: str, sign: str, tmp_path: 
 def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [f"ann,1,job {i},1,{'ab'[i % 2]}" for i in range(1300)]
     path = write(tmp_path / "t.csv", *rows)
-    assert "the column 'job' has 1,040 different values, more than 1,000: name it in dataset.ignore" in refusal(path)
+    assert "the column 'job' has 1,040 different values, more than 1,000: leave it out by dataset.ignore" in refusal(
+        path
+    )
     monkeypatch.setattr(_columns, "memory_bytes", lambda: 500)
     path = write(tmp_path / "t.csv", *ROWS * 3)
     assert "need 0.0 GB, and 0.0 GB are free" in refusal(path)

@@ -229,7 +229,12 @@ def test_a_gap_in_a_column_of_integers_makes_no_other_categories_classes_and_use
 @pytest.mark.parametrize(
     ("changes", "fields", "reason"),
     [
-        ({}, {}, "has 'cook' and no number in the column 'job' of row 1 of the split train; name it in dataset.categ"),
+        (
+            {},
+            {},
+            "has 'cook' and no number in the column 'job' of row 1 of the split train; name it in dataset.categorical, "
+            "leave it out of dataset.inputs, or mend the value",
+        ),
         (
             {},
             {"inputs": ["agee"]},
