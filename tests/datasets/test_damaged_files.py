@@ -196,7 +196,7 @@ def test_lists_of_photographs(damage: Damage, most: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["Attribute_Labels.csv", "Textual_Features.csv", "Visual_Features.csv"])
 def test_tables_of_features(name: str, damage: Damage, most: int, tmp_path: Path) -> None:
     folder = tmp_path / "herigraph/here"
-    write_herigraph(folder, posts=9)
+    write_herigraph(folder, posts=18)
     component = HeriGraph(str(tmp_path), ["here"], True, 0.34)
     refused, _ = outcomes(folder / name, damage, lambda: component.load(0), min(most, 600))
     assert refused
