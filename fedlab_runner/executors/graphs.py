@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 Graph = Callable[..., Any]  # a compiled function
 _numbers = itertools.count()  # of the graphs of this process
 _whole_only: ContextVar[bool] = ContextVar("whole_only", default=False)  # see `whole_graphs`
+_CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable of torch
 _BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 
 
@@ -45,13 +46,13 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
 
     The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
     TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
-    has left it half-written, this compiles it again. If the compiler cannot read the whole function, parts of it stay
-    Python, which can be slower than no compiler; the log says so. With `whole`, as several threads need it, that is an
-    error.
+    has left it half-written, this deletes it and compiles it again, once. If the compiler cannot read the whole
+    function, parts of it stay Python, which can be slower than no compiler; the log says so. With `whole`, as several
+    threads need it, that is an error.
     """
     # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
     # job.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "compiled" / machine_type()))
+    os.environ.setdefault(_CACHE_FOLDER, str(user_cache() / "compiled" / machine_type()))
     from torch._dynamo.utils import counters  # imports the compiler: a second
 
     from fedlab_runner.executors import _compiler_passes as passes
@@ -87,17 +88,27 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
         return found
 
     def call(*args: Any) -> Any:
+        deleted = set[Path]()
         while True:
             try:
                 return compiled(*args)
             except RuntimeError as error:  # the compiler's error, which holds the import's
-                broken = _BROKEN_LIBRARY.search(str(error))
-                if broken is None or not Path(broken[1]).exists():
+                library = _unloadable(str(error))
+                if library is None or library in deleted:
                     raise
-                _log.warning("%s in the compiler's cache is damaged: it is compiled again", broken[1])
-                Path(broken[1]).unlink()
+                _log.warning("%s in the compiler's cache is damaged: it is compiled again", library)
+                library.unlink(missing_ok=True)  # another job may have been faster
+                deleted.add(library)
 
     return step
+
+
+def _unloadable(error: str) -> Path | None:
+    """The library in the compiler's cache that an error of the compiler says cannot be loaded, if there is one."""
+    if (found := _BROKEN_LIBRARY.search(error)) is None:
+        return None
+    library = Path(os.path.realpath(found[1]))
+    return library if library.is_relative_to(os.path.realpath(os.environ[_CACHE_FOLDER])) else None
 
 
 def _tell(breaks: list[str]) -> None:

@@ -1,6 +1,8 @@
 """A step that the compiler cannot read whole is told of, and executor=auto does not take it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +82,31 @@ def test_a_trial_refuses_it(build: Callable[[], nn.Module] | None, caplog: pytes
     agreed = agrees(work_of(fed), "loop compiled", Loop(compile=True), Loop(compile=False))
     assert agreed == (build is None)
     assert any("cannot carry out this work" in line for line in told(caplog)) == (build is Broken)
+
+
+@pytest.mark.parametrize(
+    ("folder", "present", "failures", "tries"),
+    [("cache", True, 1, 2), ("cache", False, 1, 2), ("cache", True, 9, 2), ("elsewhere", True, 9, 1)],
+    ids=["damaged", "deleted by another job", "damaged each time", "outside of the cache"],
+)
+def test_a_library_that_cannot_be_loaded_is_compiled_again_once(
+    folder: str, present: bool, failures: int, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    library, tried = tmp_path / folder / "k.main.so", 0
+    library.parent.mkdir()
+
+    def compiled(x: Tensor) -> Tensor:
+        nonlocal tried
+        tried += 1
+        if tried > failures:
+            return x
+        if present:
+            library.touch()
+        raise RuntimeError(f"InductorError: ImportError: {library}: file too short")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled)
+    graph = graph_of(lambda x: x)
+    with nullcontext() if failures == 1 else pytest.raises(RuntimeError, match="file too short"):
+        graph(torch.ones(2))
+    assert tried == tries and library.exists() == (failures > 1)
