@@ -5,6 +5,7 @@ A path that is no plain file (a pipe, a device, a folder) is never read: `utils.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,11 @@ MAX_LINE_BYTES = 2**22  # of one line, with its end
 MAX_DEPTH = 50  # levels of lists and mappings, one in another
 MAX_INT_DIGITS = 40  # Python refuses to print integers of more than 4,300 digits
 
+_SAFE_TAGS = (None, "!", "tag:yaml.org,2002:str")  # the tags of YAML that suit every text
+_BASE_60 = re.compile(r"[-+]?[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?")  # the form of a number of YAML, such as 1:59:00
 NOT_YAML = "is not YAML"  # a fault, after the file's name in a message
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"  # a fault, after the file's name in a message
+_TOO_MANY_DIGITS = f"holds a number of more than {MAX_INT_DIGITS} digits"  # a fault, after the file's name in a message
 
 
 class Unreadable(ValueError):
@@ -79,14 +83,17 @@ def check_yaml(content: bytes) -> None:
     """Raises Unreadable unless a YAML text is safe to load: its size, depth and aliases are within the limits.
 
     A loader needs stack for each level (libyaml's ends in a segmentation fault), and a copy of the result repeats the
-    value of every alias: nine lines may stand for a thousand million values. The check reads the parser's events one by
-    one.
+    value of every alias: nine lines may stand for a thousand million values. PyYAML raises errors of any type for a
+    text that does not suit its tag, and takes quadratic time for a number in base 60. The check reads the parser's
+    events one by one.
     """
     if len(content) > MAX_YAML_BYTES:
         raise Unreadable(f"is larger than {MAX_YAML_BYTES // 2**20} MiB")
     nodes, open_at, anchors = 0, list[tuple[str | None, int]](), dict[str, int]()
     try:
         for event in _events(content):
+            if getattr(event, "tag", None) not in _SAFE_TAGS:
+                raise Unreadable("has a tag before a value, such as !!float (remove it: only !!str is read)")
             if isinstance(event, yaml.AliasEvent):
                 if any(anchor == event.anchor for anchor, _ in open_at):
                     raise Unreadable("has an alias within the value that it repeats")
@@ -99,6 +106,8 @@ def check_yaml(content: bytes) -> None:
                 if anchor is not None:
                     anchors[anchor] = nodes - before
             elif isinstance(event, yaml.ScalarEvent):
+                if event.implicit[0] and event.value.count(":") >= MAX_INT_DIGITS and _BASE_60.fullmatch(event.value):
+                    raise Unreadable(_TOO_MANY_DIGITS)
                 size = 1 + len(event.value) // _CHARACTERS_A_NODE
                 nodes += size
                 if event.anchor is not None:
@@ -124,7 +133,7 @@ def parse_yaml(content: bytes) -> Any:
         return _plain(_loader()(content).get_single_data())
     except Unreadable:
         raise
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # a tag's constructor raises any of these
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         raise Unreadable(NOT_YAML) from None
 
 
@@ -135,7 +144,7 @@ def read_yaml(path: Path) -> Any:
 
 def _int(digits: str) -> int:
     if len(digits.lstrip("-")) > MAX_INT_DIGITS:
-        raise Unreadable(f"holds a number of more than {MAX_INT_DIGITS} digits")
+        raise Unreadable(_TOO_MANY_DIGITS)
     return int(digits)
 
 
@@ -178,10 +187,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, int) and abs(value) >= 10**MAX_INT_DIGITS:  # Python limits the digits in base ten only
-        raise Unreadable(f"holds a number of more than {MAX_INT_DIGITS} digits")
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    raise Unreadable(f"holds a {type(value).__name__}")
+        raise Unreadable(_TOO_MANY_DIGITS)
+    return value
 
 
 def are_texts(values: Any) -> TypeGuard[list[str]]:

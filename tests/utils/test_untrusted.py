@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedlab_runner import api
 from fedlab_runner.config.build import conf_dir
@@ -122,11 +125,13 @@ def test_json_within_the_limits() -> None:
         (b"x: 0x" + b"f" * 5000, "a number of more than 40 digits"),
         (b"x: " + b"9" * 5000, "is not YAML"),
         (b"x: " + b":".join([b"59"] * 100), "a number of more than 40 digits"),
-        (b"x: !!binary aGFsbG8=", "holds a bytes"),
-        (b"x: !!timestamp 2020-01-01", "holds a date"),
-        (b"x: !!timestamp 2020-99-99", "is not YAML"),
-        (b"x: !!set {a, b}", "holds a set"),
-        (b"x: !!python/object/apply:os.mkdir [harm]", "is not YAML"),
+        (b"x: " + b"1:" * 300 + b"1.5", "a number of more than 40 digits"),
+        (b"x: " + b"1:" * 500_000 + b"1", "a number of more than 40 digits"),
+        (b"x: !!bool maybe", "has a tag before a value"),
+        (b"x: !!int ''", "has a tag before a value"),
+        (b"x: !!timestamp never", "has a tag before a value"),
+        (b"x: !!set {a, b}", "has a tag before a value"),
+        (b"x: !!python/object/apply:os.mkdir [harm]", "has a tag before a value"),
         (b"x: \xff", "is not YAML"),
         (b"x: \x00", "is not YAML"),
         (b"--- a\n--- b", "is not YAML"),
@@ -140,12 +145,21 @@ def test_yaml_beyond_the_limits(text: bytes, fault: str) -> None:
 
 
 def test_yaml_within_the_limits() -> None:
-    text = b"a: &a [1, 2.5, 1.0e-05]\nb: {c: *a, 3: null}\nd: 2020-01-01\ne: &b x\nf: [*b, *b]"
+    text = b"a: &a [1, 2.5, 1.0e-05]\nb: {c: *a, 3: null}\nd: 2020-01-01\ne: &b x\nf: [*b, *b]\n"
+    text += b"g: !!str 5\nh: 1:30\ni: '" + b":" * 50 + b"'"
     assert untrusted.parse_yaml(text) == {
         **{"a": [1, 2.5, 1e-5], "b": {"c": [1, 2.5, 1e-5], "3": None}},
-        **{"d": "2020-01-01", "e": "x", "f": ["x", "x"]},
+        **{"d": "2020-01-01", "e": "x", "f": ["x", "x"], "g": "5", "h": 90, "i": ":" * 50},
     }
     assert untrusted.parse_yaml(b"") is None
+
+
+@given(st.text("0123456789.:_-+~<=xeoinftrunayd \n{}[]#,?!&*|>'\"%@`b", max_size=20))
+@settings(deadline=None)
+def test_any_yaml_is_read_or_unreadable(text: str) -> None:
+    for each in (text, f"a: {text}", f"{text}: a", f"a: !!{text}"):
+        with suppress(Unreadable):
+            untrusted.parse_yaml(each.encode())
 
 
 def test_every_config_of_the_package_is_within_the_limits() -> None:
@@ -168,8 +182,9 @@ def config_folder(folder: Path, text: bytes) -> Path:
         (bomb(), "stands for more than 100,000 values"),
         (b"logger:\n  tags:\n    " + b"- " * 100_000 + b"a", "is nested deeper than 50 levels"),
         (b"a: &a [*a]", "has an alias within the value that it repeats"),
+        (b"a: !!bool maybe", "has a tag before a value, such as !!float (remove it: only !!str is read)"),
     ],
-    ids=["aliases", "depth", "itself"],
+    ids=["aliases", "depth", "itself", "tag"],
 )
 @pytest.mark.parametrize("way", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
 def test_an_experiment_of_a_stranger_is_one_line(way: str, text: bytes, fault: str, tmp_path: Path) -> None:
