@@ -5,21 +5,28 @@ import multiprocessing
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedlab_runner.core.additions import Proximal, Pull
 from fedlab_runner.core.executor import Executor
-from fedlab_runner.core.work import Work
+from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.work import Work, own_loss
 from fedlab_runner.executors import auto
 from fedlab_runner.executors._autotune import measure as measuring
 from fedlab_runner.executors._autotune import memory, timed
 from fedlab_runner.executors._autotune.measure import Cost
 from fedlab_runner.executors._autotune.memory import remember, remembered
 from fedlab_runner.executors._autotune.ways import REFERENCE, SIDE_BY_SIDE, Way
+from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.vectorized import Vectorized
 from tests.executors.test_contract import dropping
 from tests.helpers.toy import federation
 from tests.helpers.work import work_of
@@ -46,6 +53,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(timed, "measure", fake)
     monkeypatch.setattr(timed, "is_busy", lambda device: False)
+    monkeypatch.setattr(timed, "agrees", lambda *_: True)
     return found
 
 
@@ -106,6 +114,56 @@ def test_ways_that_fail_are_not_ranked(monkeypatch: pytest.MonkeyPatch, measured
     monkeypatch.setattr(timed, "measure", lambda *_: costs)
     assert timed.fastest(work_of(federation()), WAYS[:3], 1) == REFERENCE
     assert remembered(memory.shape_of(work_of(federation())), "eager") == costs
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "chosen"),
+    [
+        (Loop, torch.OutOfMemoryError("CUDA out of memory"), None),
+        (Loop, ValueError("the loss has a typo"), None),
+        (Vectorized, torch.OutOfMemoryError("CUDA out of memory"), REFERENCE),
+    ],
+)
+def test_a_failure_that_may_pass_is_not_kept(
+    fails: type[ChunkedExecutor],
+    error: Exception,
+    chosen: Way | None,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: Path,
+) -> None:
+    def fail(self: ChunkedExecutor, work: Work) -> Any:
+        raise error
+
+    monkeypatch.setattr(timed, "is_busy", lambda device: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(fails, "train", fail)
+        assert timed.fastest(work_of(federation()), WAYS[:2], 1) == chosen
+    assert not cache.exists()
+    assert timed.fastest(work_of(federation()), WAYS[:2], 1) is not None and cache.exists()
+
+
+def test_kept_costs_spare_no_comparison_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another function of the same shapes can be one that the fastest executor cannot do."""
+    work, train = work_of(federation()), Vectorized.train
+    remember(memory.shape_of(work), "eager", {LOOP: Cost(0.0, 3.0), CHUNKS: Cost(0.0, 1.0), WHOLE: Cost(0.0, 2.0)})
+
+    def train_whole(self: Vectorized, work: Work) -> tuple[Tensor, Tensor]:
+        y, losses = train(self, work)
+        return (y if self.chunk_size is None else 2 * y), losses
+
+    assert timed.fastest(work, WAYS[:3], 1) == SIDE_BY_SIDE
+    monkeypatch.setattr(Vectorized, "train", train_whole)
+    assert timed.fastest(work, WAYS[:3], 1) == Way(None)
+
+
+def test_each_function_is_a_kind_of_its_own() -> None:
+    def doubled(model: FunctionalModel, batch: Batch) -> Tensor:
+        return 2 * own_loss(model, batch)
+
+    plain = work_of(federation())
+    work = [plain, *(replace(plain, loss=each) for each in (own_loss, doubled))]
+    work += [replace(plain, penalty=each) for each in (Proximal(0.1), Pull())]
+    assert len({memory.kind_of(each) for each in work}) == len(work)
 
 
 def test_other_code_threads_and_machines_have_their_own(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

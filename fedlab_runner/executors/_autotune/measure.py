@@ -15,6 +15,7 @@ from fedlab_runner.core.network_trial import tolerance_of
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import wait_for
 from fedlab_runner.executors.graphs import whole_graphs
+from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.system import busy_cores
 
 _log = logging.getLogger(__name__)
@@ -78,29 +79,33 @@ def is_busy(device: torch.device) -> bool:
 
 def agrees(work: Work, name: str, executor: Executor, reference: Executor) -> bool:
     """Whether an executor can do the work and agrees with the reference up to rounding. If not, it logs why."""
-    return name in _agreeing(work, {"loop": reference, name: executor})
+    return _agreeing(work, {"loop": reference, name: executor}).get(name) is not None
 
 
 def measure(work: Work, executors: Mapping[str, Executor]) -> dict[str, Cost]:
     """The cost of each executor on this work. Executors take turns, so that other load on the machine slows them all.
 
     The first executor is the reference. An executor that fails, or whose models do not agree with the reference's, has
-    no cost for a step.
+    no cost for a step. An executor for which the machine runs out of memory, say, is left out, as it may do the work
+    another time; all are left out if the reference fails.
     """
     once = _agreeing(work, executors)
-    times: dict[str, list[float]] = {name: [] for name in once}
+    times: dict[str, list[float]] = {name: [] for name, seconds in once.items() if seconds is not None}
     for _ in range(REPETITIONS):
         for name in times:
             _trained(executors[name], work)  # starts workers and warms caches
             began = time.perf_counter()
             _trained(executors[name], work)
             times[name].append(time.perf_counter() - began)
-    return {name: _cost(work, once[name], times[name]) if name in once else Cost(0.0, None) for name in executors}
+    return {name: Cost(0.0, None) if s is None else _cost(work, s, times[name]) for name, s in once.items()}
 
 
-def _agreeing(work: Work, executors: Mapping[str, Executor]) -> dict[str, float]:
-    """Those that can do the work and agree with the first, with the seconds of their first turn; 0 for the first."""
-    once: dict[str, float] = {}
+def _agreeing(work: Work, executors: Mapping[str, Executor]) -> dict[str, float | None]:
+    """The seconds of each executor's first turn, 0 for the first; None for one that cannot do the work or does not
+    agree with the first. It leaves out an executor for which the machine runs out of something, and all if the first
+    fails.
+    """
+    once: dict[str, float | None] = {}
     expected: _Expected | None = None
     for name, executor in executors.items():
         began = time.perf_counter()
@@ -110,6 +115,7 @@ def _agreeing(work: Work, executors: Mapping[str, Executor]) -> dict[str, float]
                     expected, began = _expected(work, executor), time.perf_counter()
                 elif not _apart(expected.work, _trained(executor, expected.work), expected.models) <= expected.bound:
                     _log.warning("executor=%s does not agree with %s on this work", name, next(iter(once)))
+                    once[name] = None
                     continue
                 elif expected.work is not work:
                     _trained(executor, work)
@@ -117,6 +123,10 @@ def _agreeing(work: Work, executors: Mapping[str, Executor]) -> dict[str, float]
             _log.warning(
                 "executor=%s cannot carry out this work: %s", name, (str(error).splitlines() or [repr(error)])[0]
             )
+            if expected is None:
+                break
+            if exhaustion.explain(error) is None:  # otherwise it may have what it needs another time
+                once[name] = None
         else:
             once[name] = time.perf_counter() - began
     return once

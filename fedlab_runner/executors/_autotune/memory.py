@@ -5,8 +5,9 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,8 @@ def kind_of(work: Work) -> str:
     The numbers of clients and of steps do not matter, except that a single client is a kind of its own.
     """
     family, local = work.family, work.local
-    own = [f is not None for f in (work.loss, work.penalty, work.perturb, work.correct, work.per_step, work.offsets)]
+    added = work.loss, work.penalty, work.perturb, work.correct, work.per_step
+    own = [work.offsets is not None, *(None if each is None else _name(each) for each in added)]
     sizes = [family.num_params, family.num_buffers, family.has_batch_norm, len(work.per_client), len(work.ids) == 1]
     layers = [list(p.shape) for p in family.module.parameters()]
     examples, device = work.client_data, family.device
@@ -70,6 +72,11 @@ def kind_of(work: Work) -> str:
     return digest(
         [own, sizes, layers, inputs, str(family.autocast), work.frozen, local.batch_size, local.optimizer, place]
     )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def shape_of(work: Work) -> str:
