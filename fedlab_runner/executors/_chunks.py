@@ -63,7 +63,9 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
 
     @abstractmethod
     def compiling_chunks(self, work: Work) -> list[int]:
-        """The numbers of the chunks whose training compiles the graphs that all chunks need."""
+        """The numbers of the chunks whose training compiles the graphs that all chunks need, of work whose models move
+        layer by layer (`compiled.in_layers`).
+        """
 
     @abstractmethod
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:

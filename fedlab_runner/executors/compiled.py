@@ -178,7 +178,7 @@ def _feed(work: Work, rows: np.ndarray) -> tuple[_Feed, np.ndarray]:
 
 def _compiled(work: Work, models: int) -> Step:
     step = partial(_step, work, stacked=models > 0)
-    return kept_graph(work.family, _key(work, models), step, layer_by_layer=True)
+    return kept_graph(work.family.compiled, _key(work, models), step, layer_by_layer=True)
 
 
 def _key(work: Work, models: int) -> tuple[Any, ...]:

@@ -50,9 +50,6 @@ class CudaGraph(Vectorized):
         found = super().parallel(clients)
         return found._replace(apart=found.clients)
 
-    def compiling_chunks(self, work: Work) -> list[int]:
-        return [0] if self.compile else []
-
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
         if work.family.draws or not work.num_steps[chunk.rows].any():
             super().train_chunk(work, chunk, y, losses)

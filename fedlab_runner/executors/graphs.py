@@ -1,4 +1,4 @@
-"""Graphs of torch.compile, and where a model family keeps them."""
+"""Graphs of torch.compile, and where they are kept."""
 
 import itertools
 import logging
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.executors._run_notes import machine_type
 from fedlab_runner.utils.files import user_cache
 
@@ -122,9 +121,11 @@ def _tell(breaks: list[str]) -> None:
     _log.warning(line)
 
 
-def kept_graph(family: ModelFamily, key: Hashable, make: Callable[[], Graph], *, layer_by_layer: bool = False) -> Graph:
-    """The family's graph of this key; `make` gives the function when it is compiled."""
-    if key not in family.compiled:
-        family.compiled[key] = graph_of(make(), layer_by_layer=layer_by_layer)
-    found: Graph = family.compiled[key]
+def kept_graph(
+    kept: dict[Any, Any], key: Hashable, make: Callable[[], Graph], *, layer_by_layer: bool = False
+) -> Graph:
+    """The graph of this key among the kept ones; `make` gives the function when it is compiled."""
+    if key not in kept:
+        kept[key] = graph_of(make(), layer_by_layer=layer_by_layer)
+    found: Graph = kept[key]
     return found

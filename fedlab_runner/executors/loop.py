@@ -16,9 +16,9 @@ from fedlab_runner.core.work import Gradient, Work, gradient_of
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors._fork.buffers import ONE
 from fedlab_runner.executors.compiled import in_layers, is_ready, train_client
-from fedlab_runner.executors.graphs import graph_of, kept_graph
+from fedlab_runner.executors.graphs import kept_graph
 
-_BUFFER = "buffer"  # key in a cohort's notes
+_BUFFER, _GRAPH = "buffer", "graph"  # keys in a cohort's notes
 Move = Callable[..., Tensor]  # (step, own, inputs, targets, mask) -> the loss, after a step of one client's model
 
 
@@ -35,7 +35,7 @@ class Loop(ChunkedExecutor):
         return [Chunk(rows[k : k + 1], frozen) for frozen, rows in work.groups() for k in range(len(rows))]
 
     def compiling_chunks(self, work: Work) -> list[int]:
-        return [0] if self.compile and not (in_layers(work) and is_ready(work, 0)) else []
+        return [0] if self.compile and not is_ready(work, 0) else []
 
     def map_models(self, family: ModelFamily, function: OfOne, *rows: Tensor, fill: bool = False) -> list[Tensor]:
         return one_by_one(function, *rows)
@@ -102,9 +102,9 @@ class Loop(ChunkedExecutor):
             return gradient
 
         if not (lasts(work.loss) and lasts(work.penalty)):
-            return graph_of(made())
+            return kept_graph(work.notes, _GRAPH, made)
         key = ("alone", work.loss, work.penalty, work.frozen, work.offsets is None, work.family.active_part)
-        return kept_graph(work.family, key, made)
+        return kept_graph(work.family.compiled, key, made)
 
 
 def _buffer(work: Work) -> tuple[Tensor, list[Tensor]]:

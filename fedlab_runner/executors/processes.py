@@ -25,6 +25,7 @@ from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendabl
 from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
 from fedlab_runner.executors._fork.processes import one_thread
 from fedlab_runner.executors._gpus.team import GpuTeam, gpus
+from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import resident_bytes, usable_cores
 from fedlab_runner.utils.validate import at_least
@@ -50,7 +51,8 @@ class Processes(SingleProcessExecutor):
     is on the first GPU.
 
     A free process (also this one) takes the longest chunk that is left. If a worker dies, this process trains its
-    unfinished chunks. The processes share mutual learning (DFML) too.
+    unfinished chunks. The processes share mutual learning (DFML) too. Where compiled steps have many graphs, with batch
+    norm, dropout or a function that each round makes, this process trains all clients: take `inner.compile=false`.
     """
 
     workers: int | Literal["gpus"] | None
@@ -94,6 +96,8 @@ class Processes(SingleProcessExecutor):
         self.check(work.family)
         if self.workers == GPUS:
             return self._on_gpus(work)
+        if self.inner.compile and not in_layers(work):  # a fork cannot compile, and such steps have many graphs
+            return self.inner.train(work)
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)

@@ -17,11 +17,12 @@ from fedlab_runner.core.optimizer import zero_slots
 from fedlab_runner.core.work import Gradient, Work, gradient_of
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor, one_by_one
 from fedlab_runner.executors.compiled import in_layers, is_ready, train_clients, width
-from fedlab_runner.executors.graphs import graph_of, kept_graph
+from fedlab_runner.executors.graphs import kept_graph
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least
 
 MAX_PLAIN_PARAMS = 2**16  # of a model, up to which autograd outside of vmap is faster
+_GRAPH = "graph"  # key in a cohort's notes
 DEFAULT_CHUNK_SIZE = 10  # clients, if a size is needed and chunk_size is null
 
 
@@ -76,8 +77,6 @@ class Vectorized(ChunkedExecutor):
     def compiling_chunks(self, work: Work) -> list[int]:
         if not self.compile:
             return []
-        if not in_layers(work):
-            return [0]
         first: dict[int, int] = {}
         for number, (rows, _) in enumerate(self.chunks(work)):
             if not is_ready(work, len(rows)):
@@ -113,9 +112,9 @@ class Vectorized(ChunkedExecutor):
             return step()
         added = work.loss, work.penalty, work.perturb, work.correct
         if not all(map(lasts, added)):
-            return graph_of(step())
+            return kept_graph(work.notes, _GRAPH, step)
         how = work.frozen, work.offsets is None, work.local.clip_norm, len(work.common), work.family.active_part
-        return kept_graph(work.family, ("side by side", *added, *how), step)
+        return kept_graph(work.family.compiled, ("side by side", *added, *how), step)
 
 
 def _filled(rows: Tensor, size: int) -> Tensor:

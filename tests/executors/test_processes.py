@@ -19,7 +19,7 @@ from fedlab_runner.config.build import build
 from fedlab_runner.core.client_state import RowRef
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.executors import processes
+from fedlab_runner.executors import graphs, processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._fork import pool
 from fedlab_runner.executors._fork import processes as fork_processes
@@ -28,6 +28,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
+from tests.executors.test_contract import dropping
 from tests.helpers.added import ADDED, corrected, data, draws, scaled
 from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
@@ -84,6 +85,20 @@ def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, workers: int, 
     result = train(federation(executor=Processes(workers, inner), build=normed), **how)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
     assert nobody_is_left(forked)
+
+
+@pytest.mark.parametrize("inner", [Loop(compile=True), Vectorized(chunk_size=3, compile=True)])
+@pytest.mark.parametrize("build", [normed, dropping, mlp])
+def test_no_fork_is_left_to_compile(
+    build: Callable[[], nn.Module], inner: ChunkedExecutor, forked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size of a minibatch, and more, may need a graph of its own."""
+    monkeypatch.setattr(graphs, "graph_of", lambda step, **_: step)
+    how: dict[str, Any] = {"correct": lambda g: 2 * g} if build is mlp else {}
+    expected = train(federation(executor=inner, build=build), **how)
+    result = train(federation(executor=Processes(2, inner), build=build), **how)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
+    assert not forked
 
 
 def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> list[Tensor]:
