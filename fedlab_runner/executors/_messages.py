@@ -63,18 +63,19 @@ class Channel:
 def started(module: str, *words: str, errors: IO[bytes] | None) -> tuple[Channel, Any]:
     """Starts a module as a process that Ctrl-C does not reach, and returns the channel to it, and the process.
 
-    Its first words are the descriptor of its end and the number of this process.
+    Its first words are the descriptor of its end and the number of this process. It finds modules where this process
+    does; -P keeps it from taking a file of the working folder, such as queue.py, for a module.
     """
     ours, its = socket.socketpair()
     with its:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(its.fileno()), str(os.getpid()), *words],
+            [sys.executable, "-P", "-m", module, str(its.fileno()), str(os.getpid()), *words],
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )
     return Channel(ours), process
 

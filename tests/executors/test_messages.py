@@ -1,0 +1,31 @@
+"""What the processes of a run, which are no forks, say to each other."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlab_runner.executors._messages import started
+
+CHILD = """
+import sys
+from fedlab_runner.executors._messages import Failed, channel
+channel(sys.argv[1]).send(Failed(repr(sys.path).encode()))
+"""
+
+
+@pytest.mark.parametrize("first", [[], [""]])
+def test_a_process_finds_modules_where_the_run_does(
+    first: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the working folder, whose files may have the names of Python's modules, unless the run does."""
+    work, own = tmp_path / "work", tmp_path / "own"
+    for folder in (work, own):
+        folder.mkdir()
+    (own / "child_of_a_run.py").write_text(CHILD)
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(sys, "path", [*first, str(own), *sys.path])
+    channel, process = started("child_of_a_run", errors=None)
+    path = channel.receive().error.decode()
+    channel.close()
+    assert process.wait(10) == 0 and repr(str(own)) in path and (repr(str(work)) in path) == bool(first)
