@@ -55,9 +55,12 @@ def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
 
 
 def divided(inner: ChunkedExecutor, work: Work, count: int) -> list[ClientShare]:
-    """The cohort in up to `count` shares of nearly equal work; clients that would train in one call are divided too."""
+    """The cohort in up to `count` shares of nearly equal work; clients that would train in one call are divided too.
+
+    With dropout they are not: its masks are those of a call.
+    """
     chunks = inner.chunks(work)
-    if len(chunks) < count:
+    if len(chunks) < count and not work.family.draws:
         parts = (Chunk(each.rows[part::count], each.frozen_norm) for each in chunks for part in range(count))
         chunks = sorted((part for part in parts if len(part.rows)), key=lambda part: -work.num_steps[part.rows].sum())
     return shares_of(work, chunks, min(count, len(chunks)))

@@ -45,7 +45,7 @@ _watched: weakref.WeakSet[ClientData] = weakref.WeakSet()  # data whose deletion
 @dataclass(frozen=True)
 class Processes(SingleProcessExecutor):
     """Shares the chunks of `inner` among `workers` processes (null: as many as there are usable cores) of one thread
-    each. The result equals that of the inner executor, bit for bit.
+    each. The result equals, bit for bit, that of the inner executor with `threads=1`.
 
     With `workers=gpus` and `device=cuda` all GPUs of the machine share the cohort, with a process for each; the server
     is on the first GPU.
@@ -97,7 +97,8 @@ class Processes(SingleProcessExecutor):
         if self.workers == GPUS:
             return self._on_gpus(work)
         if self.inner.compile and not in_layers(work):  # a fork cannot compile, and such steps have many graphs
-            return self.inner.train(work)
+            with one_thread():
+                return self.inner.train(work)
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)

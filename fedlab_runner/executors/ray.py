@@ -26,7 +26,8 @@ from fedlab_runner.utils.validate import at_least
 @dataclass(frozen=True)
 class Ray:
     """Shares the chunks of `inner` among all cores of a Ray cluster at `address` (null: a new cluster on this machine),
-    one thread each. The result equals that of the inner executor, bit for bit if the machines have the same processor.
+    one thread each. If the machines have the same processor, the result equals, bit for bit, that of the inner executor
+    with `threads=1`.
 
     With `num_gpus` each worker has that many GPUs (0.5: two workers share a GPU), and the workers share the cohort; the
     run itself may be on a CPU.

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,15 +15,18 @@ from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._gpus.team import GpuTeam
 from fedlab_runner.executors._gpus.worker import TrainShare
+from fedlab_runner.executors._shares import divided, trained
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import GPUS, Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
+from tests.executors.test_contract import dropping
 from tests.executors.test_processes import train
 from tests.helpers import pretended
 from tests.helpers.composed import composed
 from tests.helpers.kinds import by_kind
 from tests.helpers.toy import ALGORITHMS, algorithm, check_homes, federation, normed, run, tensors
+from tests.helpers.work import work_of
 
 CPU, LOOP = torch.device("cpu"), Loop(compile=False)
 
@@ -84,6 +88,15 @@ def test_a_cohort_that_trains_in_one_call_is_divided(shared: Processes, monkeypa
     assert len(theirs_of) == 2 and min(theirs_of) > 0 and sum(theirs_of) < len(result[0])
     for mine, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_masks_of_dropout_do_not_depend_on_the_number_of_gpus(count: int) -> None:
+    work, inner = work_of(federation(build=dropping)), Vectorized(chunk_size=None, compile=False)
+    y, losses = (each.clone() for each in inner.train(work))
+    for share in divided(inner, work, count):
+        for mine, whole in zip(trained(work.select(np.empty(0, np.int64)), inner, share), (y, losses), strict=True):
+            torch.testing.assert_close(mine, whole[share.rows], rtol=0, atol=1e-12)
 
 
 def test_what_clients_have_at_home_goes_with_them(shared: Processes) -> None:
