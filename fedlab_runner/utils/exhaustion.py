@@ -1,4 +1,5 @@
-"""Explains, in one line, the errors of a machine without free memory, processes, threads or open files.
+"""Explains, in one line, the errors of a machine without free memory, processes, threads or open files, or without a
+folder from which compiled code can be loaded.
 
 The same shortage comes as an exception of Python, of numpy, of torch's allocators, or of the system.
 """
@@ -16,6 +17,7 @@ _REMEDIES = {  # by what has run out
 # What has run out, by the system's error number.
 _BY_NUMBER = {errno.ENOMEM: "memory", errno.EAGAIN: "processes or threads"}
 _BY_NUMBER |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "open files")
+_NO_CODE = "mounted with noexec"  # in an error of torch's compiler, whose reason is a folder from which no code runs
 _BY_WORDS = {  # a RuntimeError and an ImportError have no number
     r"can't allocate memory|out of memory|bad_alloc|cannot allocate memory|failed to map segment": "memory",
     r"can't start new thread|Resource temporarily unavailable": "processes or threads",
@@ -24,7 +26,11 @@ _BY_WORDS = {  # a RuntimeError and an ImportError have no number
 
 
 def explain(error: BaseException) -> str | None:
-    """The line for an error that says that the machine has run out of something; None for all other errors."""
+    """The line for an error that says that the machine lacks something; None for all other errors."""
+    lines = str(error).strip().splitlines()
+    said = f" ({lines[0][:200]})" if lines else ""
+    if isinstance(error, RuntimeError) and _NO_CODE in str(error):
+        return f"compiled code cannot be loaded{said}: name another folder in TORCHINDUCTOR_CACHE_DIR; {next_start()}"
     what = None
     if isinstance(error, MemoryError):
         what = "memory"
@@ -35,6 +41,4 @@ def explain(error: BaseException) -> str | None:
         what = next(found, None)
     if what is None:
         return None
-    lines = str(error).strip().splitlines()
-    said = f" ({lines[0][:200]})" if lines else ""
     return f"the machine has run out of {what}{said}: {_REMEDIES[what]}; {next_start()}"

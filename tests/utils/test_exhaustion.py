@@ -63,6 +63,14 @@ def test_a_shortage_is_one_line(where: str, capsys: pytest.CaptureFixture[str]) 
     )
 
 
+def test_a_cache_without_code_is_no_lack_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """torch's line, of a folder on a file system from which no program may run."""
+    words = "OSError: /c/k.main.so: failed to map segment from shared object.  The most common reason this may occur"
+    code, said = shown(_raise(RuntimeError(f"{words} is if the /c folder is mounted with noexec.\n\nMore.")), capsys)
+    assert code == 1 and said.startswith("error: compiled code cannot be loaded (OSError: /c/k.main.so: failed to map")
+    assert said.endswith(": name another folder in TORCHINDUCTOR_CACHE_DIR; the same command begins again\n")
+
+
 @pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ELOOP])
 def test_a_path_that_cannot_be_is_one_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = shown(_raise(OSError(number, os.strerror(number), "outputs/x")), capsys)
