@@ -1,7 +1,10 @@
 """Workers that exchange rows in every step, as threads of this process."""
 
 import socket
+import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 
@@ -28,17 +31,27 @@ def work(number: int, host: Host, steps: int, leaves: int = -1) -> list[Tensor]:
     return found
 
 
+def dribble(end: socket.socket) -> None:
+    """Sends a message byte by byte in 20 seconds, or until the other end has had enough."""
+    with suppress(OSError):
+        for byte in struct.pack("!i", 36) + bytes(36):
+            end.sendall(bytes([byte]))
+            time.sleep(0.5)
+
+
 def test_each_has_all_rows_and_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 1)
-    host = Host("127.0.0.1", len(PLACES))
+    host, began = Host("127.0.0.1", len(PLACES)), time.monotonic()
     address = tuple(host.rendezvous[:2])
-    with ThreadPoolExecutor() as pool, socket.create_connection(address):  # which says nothing
+    with ThreadPoolExecutor() as pool, socket.create_connection(address), socket.create_connection(address) as slow:
+        pool.submit(dribble, slow)  # the other one says nothing
         first = pool.submit(work, 0, host, 20)
         with pytest.raises((AuthenticationError, EOFError, OSError)):
             Client(address, authkey=b"another")
         found = [first, *(pool.submit(work, number, host, 20) for number in (1, 2))]
         for step, rows in enumerate(zip(*(each.result(60) for each in found), strict=True)):
             assert all(torch.equal(mine.squeeze(1), 10.0 * step + torch.arange(5)) for mine in rows)
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("leaves", [0, 2])

@@ -3,11 +3,11 @@
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from threading import Timer
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 KEY_BYTES = 32  # of the secret that workers show each other
 NUMBER_BYTES = 4  # of a worker's number
-HANDSHAKE_SECONDS = 5  # that a worker has for each message of it
+HANDSHAKE_SECONDS = 5  # that a worker has to show that it is one
 
 
 class PartnerLost(Exception):
@@ -43,19 +43,22 @@ class Host:
 
     def others(self, count: int) -> list[Connection]:
         """The connections to the other workers, in the order of their numbers, which begin with 1. Who has not the
-        key, or is silent, is turned away.
+        key, or is slow to show it, is turned away.
         """
         found: dict[int, Connection] = {}
         while len(found) < count:
             end, _ = self._socket.accept()
-            _wait_at_most(end, HANDSHAKE_SECONDS)
-            connection = Connection(end.detach())
+            connection, late = Connection(os.dup(end.fileno())), Timer(HANDSHAKE_SECONDS, _hang_up, [end])
+            late.start()
             try:
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
                 found[int.from_bytes(connection.recv_bytes(NUMBER_BYTES))] = connection
             except (AuthenticationError, EOFError, OSError):
                 connection.close()
+            finally:
+                late.cancel()
+                end.close()
         self._socket.close()
         return [found[number] for number in sorted(found)]
 
@@ -70,7 +73,6 @@ class Exchange:
         for line in lines:
             with socket.socket(fileno=os.dup(line.fileno())) as its:
                 its.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step waits for each message
-                _wait_at_most(its, 0)  # a step may take long
 
     def __call__(self, places: Tensor, rows: Tensor) -> Tensor:
         """All rows [M, ...], these with their graph. Raises PartnerLost."""
@@ -111,9 +113,10 @@ def exchange(number: int, places: Sequence[Tensor], host: Host | None, rendezvou
             line.close()
 
 
-def _wait_at_most(end: socket.socket, seconds: int) -> None:
-    """Makes an error of a message that does not come within so many seconds (0: waits for ever)."""
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+def _hang_up(end: socket.socket) -> None:
+    """Ends a connection for whoever reads from it or writes to it."""
+    with suppress(OSError):  # the other end was faster
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _bytes(values: Tensor) -> memoryview:
