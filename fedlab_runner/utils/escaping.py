@@ -26,8 +26,8 @@ def visible(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Markdown that shows exactly the text, without HTML, links, pictures, code, emphasis, formulas or ends of
-    cells.
+    """Markdown that shows exactly the text, without HTML, pictures, code, emphasis, formulas or ends of cells. The only
+    links are those that a viewer makes of what it shows, such as an address or `#12`.
     """
     text = re.sub("[&<>]", lambda found: _ENTITIES[found[0]], visible(text).strip())
     return _start(_SPECIAL.sub(r"\\\g<0>", text))
@@ -86,11 +86,13 @@ def short(text: str, limit: int) -> str:
 
 
 def file_name(words: str) -> str:
-    """A file name made of these words, with a hash if they are too long or have characters that a name cannot have."""
+    """A file name made of these words, with `_` for a space. It has a hash if the words are too long, or hold anything
+    else that it cannot have.
+    """
     name = re.sub(r"[^A-Za-z0-9_.=-]+", "_", words).strip("-_.")
-    if len(name) <= _MAX_NAME_CHARACTERS and re.fullmatch(r"[A-Za-z0-9_.=, -]*", words):
+    if name and len(name) <= _MAX_NAME_CHARACTERS and name == words.replace(" ", "_").strip("-_."):
         return name
-    return f"{name[: _MAX_NAME_CHARACTERS - 9]}-{_hash(words)}"
+    return f"{name[: _MAX_NAME_CHARACTERS - 9]}-{_hash(words)}".lstrip("-")
 
 
 def file_names(words: Iterable[str]) -> list[str]:

@@ -78,8 +78,9 @@ def test_names_of_files_are_short_and_stable() -> None:
     long = [escaping.file_name("a=" + "x" * 10_000 + end) for end in "12"]
     assert len(set(long)) == 2 and all(len(name) <= 100 for name in long)
     assert long[0] == escaping.file_name("a=" + "x" * 10_000 + "1")
-    names = [escaping.file_name(f"p-{text}") for text in ("a/b", "a:b", "../../a", "a\x00b", "\ud800", "ü", "a b")]
-    assert len(set(names)) == 7 and all(re.fullmatch(r"[A-Za-z0-9_.=-]+", name) for name in names)
+    parts = ("a/b", "a:b", "../../a", "a\x00b", "\ud800", "ü", "a b", "a,b", "a  b", "a, b")
+    names = [escaping.file_name(text) for text in (*(f"p-{part}" for part in parts), "", "..", "_", "/", "-ü")]
+    assert len(set(names)) == 15 and all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.=-]*", name) for name in names)
 
 
 def test_short_texts_of_long_ones_differ() -> None:
