@@ -157,7 +157,8 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequenc
 def _published(paper: published.Paper, groups: Sequence[SeedGroup]) -> Section:
     notes = [
         f"The published table gives {paper.unit}. A difference is ours minus the paper's; ± is "
-        f"{published.meant(paper)}; the best of ours in each column is in bold."
+        f"{published.meant(paper)}; the best of ours in each column is in bold"
+        f"{tables.eligible_words([each for each in groups if paper.has(each)])}."
     ]
     if missing := published.not_run(paper, groups):
         notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")

@@ -13,6 +13,7 @@ from fedlab_runner.sweep import states
 
 NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 MAX_DECIMALS = 4  # of a shown number
+MAX_TIED = 3  # equally good methods that a sentence names
 PREFIXES = {  # units of costs: each is a thousand times the one before
     "MB": ("kB", "MB", "GB", "TB", "PB"),
     "GFLOPs": ("kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs"),
@@ -79,9 +80,11 @@ def counted(values: Sequence[float], digits: int | None = None) -> str:
 
 
 def difference(number: float, metric: str, digits: int | None = None) -> str:
-    """A difference of two values of a metric, with its sign."""
-    shown = value(abs(number), metric, digits)
-    return shown if math.isnan(number) or not re.search("[1-9]", shown) else ("+" if number > 0 else MINUS) + shown
+    """A difference of two values of a metric, with its sign, and with more decimals where it would look like zero."""
+    more = range((1 if digits is None else digits) + 1, MAX_DECIMALS + 1)
+    shown = [value(abs(number), metric, each) for each in (digits, *more)]
+    found = next((each for each in shown if re.search("[1-9]", each)), None)
+    return shown[0] if found is None else ("+" if number > 0 else MINUS) + found
 
 
 def amount(number: float) -> str:
@@ -147,3 +150,9 @@ def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
 def with_unit(number: float, metric: str, digits: int | None = None) -> str:
     """A value of a metric with its unit, e.g. `87.3 %`."""
     return f"{value(number, metric, digits)}\N{NO-BREAK SPACE}{unit(metric)}".rstrip()
+
+
+def together(names: Sequence[str]) -> str:
+    """Some names, of which only the first are told if there are many."""
+    told = [*names[:MAX_TIED], *([f"{len(names) - MAX_TIED} more"] if len(names) > MAX_TIED else [])]
+    return " and ".join(filter(None, [", ".join(told[:-1]), told[-1]]))

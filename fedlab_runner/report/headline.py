@@ -8,11 +8,11 @@ from textwrap import shorten
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report import summaries
 from fedlab_runner.report.content import ReportTable, Section, cell
-from fedlab_runner.report.formatting import value, with_unit
+from fedlab_runner.report.formatting import together, value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import confidence, mean
-from fedlab_runner.report.tables import by_condition, decimals_of, finished, winners
+from fedlab_runner.report.stats import MIN_SEEDS, confidence, mean
+from fedlab_runner.report.tables import best, by_condition, decimals_of, finished, winners
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
 
@@ -29,33 +29,66 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
     tops = [found for members in conditions if (found := winners(members))]
     if not tops:
         return f"{where}no run is finished." if title else "No run is finished."
-    top = tops[0][0]
-    metric, less = top.runs[0].metric, top.runs[0].lower_is_better
-    if len(conditions) == 1:
-        values, digits = finished([top]), decimals_of(groups)
-        low, high = confidence(values)
-        if is_share(metric):
-            low, high = max(low, 0.0), min(high, 1.0)
-        sure = (
-            "" if math.isnan(low) else f", 95 % interval {value(low, metric, digits)} to {value(high, metric, digits)}"
-        )
-        rivals = len([each for each in groups if finished([each])])
-        number, seeds = with_unit(mean(values), metric, digits), f"mean of {count_of(len(values), 'seed')}{sure}"
-        if rivals == 1:
-            return f"{where}{top.name} has {number} ({seeds if len(values) > 1 else '1 seed'})."
-        return f"{where}best is {top.name} with {number} ({seeds}; {count_of(rivals, 'method')} compared)."
-    scores, _ = summaries.scores_of(groups)
+    return where + (_of_one_condition(groups, tops[0]) if len(conditions) == 1 else _of_conditions(groups, tops))
+
+
+def _of_one_condition(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) -> str:
+    metric, digits = tops[0].runs[0].metric, decimals_of(groups)
+    number = with_unit(mean(finished(tops[:1])), metric, digits)
+    over = "; ".join(dict.fromkeys(_seeds_and_interval(finished([top]), metric, digits) for top in tops))
+    counts = [len(values) for each in groups if (values := finished([each]))]
+    if len(counts) == 1:
+        return f"{tops[0].name} has {number} ({over if counts[0] > 1 else '1 seed'})."
+    compared = f"{count_of(len(counts), 'method')} compared"
+    if min(counts) < MIN_SEEDS <= max(counts):
+        compared += f", {sum(count >= MIN_SEEDS for count in counts)} with at least {MIN_SEEDS} seeds"
+    are, each = ("are", " each") if len(tops) > 1 else ("is", "")
+    said = f"best {are} {together([top.name for top in tops])} with {number}{each} ({over}; {compared})"
+    if (other := _ahead(groups, tops)) is not None:
+        values = finished([other])
+        said += f"; {other.name} has {with_unit(mean(values), metric, digits)} with {count_of(len(values), 'seed')}"
+    return f"{said}."
+
+
+def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGroup]]) -> str:
+    metric, less = tops[0][0].runs[0].metric, tops[0][0].runs[0].lower_is_better
     counts = Counter(each.name for found in tops for each in found)
-    most = max(counts, key=lambda name: counts[name])
-    said = f"{most} is best in {counts[most]} of {count_of(len(tops), 'condition')}"
+    most = max(counts.values())
+    names = [name for name, count in counts.items() if count == most]
+    said = f"{together(names)} {'is' if len(names) == 1 else 'are each'} best in "
+    said += f"{most} of {count_of(len(tops), 'condition')}"
+    scores, _ = summaries.scores_of(groups)
     if len(scores) >= 2:
         centres = {name: summaries.iqm(samples) for name, samples in scores.items()}
-        top_name = (min if less else max)(centres, key=lambda name: centres[name])
-        low, high = summaries.interval(scores[top_name])
-        sure = "" if math.isnan(low) else f", 95 % interval {value(low, metric)} to {value(high, metric)}"
-        said += f"; {'it' if top_name == most else top_name} has the best interquartile mean, "
-        said += f"{with_unit(centres[top_name], metric)}{sure}"
-    return f"{where}{said}."
+        first = summaries.leaders(centres, less)
+        has = f"{together(first)} share" if len(first) > 1 else "it has" if first == names else f"{first[0]} has"
+        intervals = dict.fromkeys(_interval(*summaries.interval(scores[name]), metric) for name in first)
+        said += f"; {has} the best interquartile mean, {with_unit(centres[first[0]], metric)}{''.join(intervals)}"
+    ahead = sum(_ahead(members, winners(members)) is not None for members in by_condition(groups).values())
+    if ahead:
+        said += f"; in {count_of(ahead, 'condition')} a method with fewer than {MIN_SEEDS} seeds has a better mean"
+    return f"{said}."
+
+
+def _seeds_and_interval(values: Sequence[float], metric: str, digits: int | None) -> str:
+    low, high = confidence(values)
+    if is_share(metric):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return f"mean of {count_of(len(values), 'seed')}{_interval(low, high, metric, digits)}"
+
+
+def _interval(low: float, high: float, metric: str, digits: int | None = None) -> str:
+    ends = f"{value(low, metric, digits)} to {value(high, metric, digits)}"
+    return "" if math.isnan(low) else f", 95 % interval {ends}"
+
+
+def _ahead(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) -> SeedGroup | None:
+    """The method with too few seeds to be the best of a condition that has a better mean than the best; or None."""
+    other = best(each for each in groups if len(finished([each])) < MIN_SEEDS)
+    if other is None:
+        return None
+    its, least = mean(finished([other])), mean(finished(tops[:1]))
+    return other if (its < least if other.runs[0].lower_is_better else its > least) else None
 
 
 def short_title(title: str) -> str:

@@ -13,12 +13,12 @@ from fedlab_runner.report.grouping import SeedGroup, blocks
 from fedlab_runner.report.significance import against_best
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, confidence, mean, std
 from fedlab_runner.sweep import states
-from fedlab_runner.sweep.records import natural
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import latex
 
 MAX_COLUMNS = 5  # conditions of a table
 MAX_PAPER_COLUMNS = 3  # columns of a table with our value and the published value under each
+MAX_SEEDS_NAMED = 10  # seeds that a caption names
 MARK = "$^{*}$"  # of a method that differs significantly from the best
 MISSING = "--"  # a cell without a result
 # The comment at the top of tables.tex.
@@ -110,16 +110,22 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
     if title:
         said += f" ({latex(title)})"
     spread = "with its 95\\,\\% confidence interval" if interval else "$\\pm$ standard deviation ($n - 1$)"
-    seeds = sorted({str(seed) for group in groups for seed in group.finished}, key=lambda seed: natural([seed]))
-    named = f" ({latex(', '.join(seeds))})" if 0 < len(seeds) <= 10 else ""
-    said += f": mean {spread} over {count_of(usual, 'seed')}{named}"
+    seeds = _common_seeds(groups)
+    said += f": mean {spread} over {count_of(usual, 'seed')}{f' ({seeds})' if seeds else ''}"
     if not tables.seeds_agree(groups, usual):
         said += ", or over the number in brackets"
-    said += "; best in bold"
+    said += f"; best in bold{tables.eligible_words(groups)}"
     if tested:
         level = f"{SIGNIFICANCE_LEVEL:g}"
         said += f"; {MARK}: differs from the best with $p < {level}$ (two-sided paired $t$-test over seeds, Holm)"
     return f"{said}."
+
+
+def _common_seeds(groups: Sequence[SeedGroup]) -> str:
+    """The finished seeds if they are the same for every method with one, and few; else empty."""
+    found = {tuple(map(str, group.finished)) for group in groups if tables.finished([group])}
+    seeds = found.pop() if len(found) == 1 else ()
+    return latex(", ".join(seeds)) if len(seeds) <= MAX_SEEDS_NAMED else ""
 
 
 def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bool, mark: str, usual: int) -> str:
@@ -145,11 +151,12 @@ def _beside(paper: published.Paper, groups: Sequence[SeedGroup]) -> list[_Table]
     whole = published.beside(paper, groups)
     names = [name for name, count in whole.spans if count == 3]
     mine = [group for group in groups if paper.has(group)]
-    seeds = sorted({str(seed) for group in mine for seed in group.finished}, key=lambda seed: natural([seed]))
-    told = latex(", ".join(seeds)) if len(seeds) <= 10 else str(len(seeds))
+    counts = [len(values) for group in mine if (values := tables.finished([group]))] or [0]
+    told = f"{min(counts)} to " if min(counts) < max(counts) else ""
+    told += count_of(max(counts), "seed") + (f" ({seeds})" if (seeds := _common_seeds(mine)) else "")
     caption = (
-        f"Beside {latex(paper.name)}: {latex(paper.unit)}. Ours are over the seeds {told}; $\\pm$: "
-        f"{latex(published.meant(paper))}; best of ours in bold."
+        f"Beside {latex(paper.name)}: {latex(paper.unit)}. Ours are over {told}; $\\pm$: "
+        f"{latex(published.meant(paper))}; best of ours in bold{tables.eligible_words(mine)}."
     )
     found = []
     for start in range(0, len(names), MAX_PAPER_COLUMNS):

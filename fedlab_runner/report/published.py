@@ -13,7 +13,7 @@ from fedlab_runner.report.formatting import NONE as NOTHING
 from fedlab_runner.report.formatting import PLUS_MINUS, amount, as_shown, decimals, difference, remarks, spread
 from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import mean, std
+from fedlab_runner.report.stats import MIN_SEEDS, mean, std
 from fedlab_runner.report.tables import finished, result
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.summary import summarise
@@ -25,6 +25,7 @@ IN_PERCENT = "accuracy in percent"  # part of the unit of a table whose values a
 SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
 LAST_EVALUATIONS = 10  # over which a table of rounds has its deviation
 TO_TARGET = "rounds_to_target"  # the metric of a table of rounds to `evaluation.target`
+_Rank = tuple[bool, float]  # of a mean in its column: whether it is over enough seeds, and its place among those
 OVER_ROUNDS = ("comm/", "cost/")  # metrics of which the mean over all rounds counts; of others the best round counts
 
 
@@ -148,7 +149,12 @@ def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
 
 
 def _cells(
-    paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup], theirs: Any, spread_of: Any, top: float | None
+    paper: Paper,
+    column: Mapping[str, Any],
+    groups: Sequence[SeedGroup],
+    theirs: Any,
+    spread_of: Any,
+    top: _Rank | None,
 ) -> list[Cell]:
     """The runs' value (bold for the best), the paper's value and the difference, with the same decimals."""
     ours = _ours(groups, column)
@@ -217,12 +223,16 @@ def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
     return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
 
 
-def _rank(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> float:
-    """A rank (larger is better) of the shown mean, so that equal ones are both bold. NaN has the lowest rank."""
+def _rank(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> _Rank:
+    """A rank (larger is better) of the shown mean, so that equal ones are both bold. NaN has the lowest rank.
+
+    Any mean over `MIN_SEEDS` seeds or more has a higher rank than one over fewer.
+    """
     ours, metric = _ours(groups, column), _metric_of(column, groups)
     digits = decimals([_deviation(paper, groups, column, ours)], metric)
     number = as_shown(mean(ours), metric, digits)
-    return -math.inf if math.isnan(number) else -number if lower_is_better(metric) else number
+    rank = -math.inf if math.isnan(number) else -number if lower_is_better(metric) else number
+    return len(ours) >= MIN_SEEDS, rank
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,7 +9,6 @@ from fedlab_runner.report.formatting import NONE, difference, probability, unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, paired
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
-from fedlab_runner.utils.counting import count_of
 
 
 class Compared(NamedTuple):
@@ -38,13 +37,13 @@ def against_best(members: Sequence[SeedGroup]) -> tuple[SeedGroup | None, list[t
 def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[str]]:
     """The table of each method against the best of its condition, and sentences on untested differences."""
     rows: list[list[Cell]] = []
-    few: dict[str, int] = {}
+    untested: dict[str, list[str]] = {}
     for condition, members in by_condition(groups).items():
         top, others = against_best(members)
         if top is None or not others:
             continue
-        if (most := max(each.difference.seeds for _, each in others)) < MIN_SEEDS:
-            few[condition] = most
+        if max(each.difference.seeds for _, each in others) < MIN_SEEDS:
+            untested.setdefault(top.name, []).append(condition)
             continue
         digits = decimals_of(members)
         for group, each in others:
@@ -53,7 +52,7 @@ def significance(groups: Sequence[SeedGroup]) -> tuple[ReportTable | None, list[
     header = ["condition", "method", "against the best", "seeds", "difference", "95 % interval", "p", "p, Holm", ""]
     measure = unit(groups[0].runs[0].metric)
     units = ["", "", "", "", measure, measure, "", "", ""]
-    return (ReportTable(header, rows, names=3, units=units) if rows else None), _too_few(few)
+    return (ReportTable(header, rows, names=3, units=units) if rows else None), _too_few(untested)
 
 
 def _verdict(each: Compared, metric: str, digits: int | None) -> list[Cell]:
@@ -76,11 +75,13 @@ def _verdict(each: Compared, metric: str, digits: int | None) -> list[Cell]:
     ]
 
 
-def _too_few(few: Mapping[str, int]) -> list[str]:
-    if not few:
-        return []
-    where = "" if set(few) == {""} else f" under {'; '.join(condition or 'all' for condition in few)}"
-    return [
-        f"No difference is tested{where}: methods share at most {count_of(max(few.values()), 'finished seed')} there, "
-        f"and at least {MIN_SEEDS} are needed. A difference seen on so few may be chance."
-    ]
+def _too_few(untested: Mapping[str, Sequence[str]]) -> list[str]:
+    """Sentences on the conditions without a test, which are given by the best method there."""
+    said = []
+    for best_one, conditions in untested.items():
+        where = "" if conditions == [""] else f" under {'; '.join(condition or 'all' for condition in conditions)}"
+        said.append(
+            f"No difference is tested{where}: no method shares {MIN_SEEDS} finished seeds with the best, {best_one}. "
+            "A difference seen on fewer seeds may be chance."
+        )
+    return said

@@ -11,11 +11,11 @@ import numpy as np
 
 from fedlab_runner.methods.registry import Line
 from fedlab_runner.report.content import Chart, Entry, Panel, ReportTable, Section, Series, cell
-from fedlab_runner.report.formatting import NONE, scale, unit, value, with_unit
+from fedlab_runner.report.formatting import NONE, scale, together, unit, value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.scales import padded
-from fedlab_runner.report.stats import mean
-from fedlab_runner.report.tables import by_condition, finished
+from fedlab_runner.report.stats import MIN_SEEDS, mean
+from fedlab_runner.report.tables import by_condition, eligible, finished
 from fedlab_runner.utils.escaping import file_name
 
 RESAMPLES = 2000  # of the seeds, for an interval
@@ -27,7 +27,7 @@ Scores = Mapping[str, Sequence[np.ndarray]]  # by method: the finished seeds' va
 
 
 def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) -> Section | None:
-    """The summary of the methods with a finished seed under every condition; None for fewer than two methods."""
+    """The summary of the methods that are eligible under every condition; None for fewer than two methods."""
     scores, left_out = scores_of(groups)
     if len(scores) < 2:
         return None
@@ -42,11 +42,14 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
         "value: a higher line is better."
     ]
     if left_out:
-        notes.append(f"Without a finished seed under some condition, and left out: {', '.join(left_out)}.")
+        notes.append(
+            f"Without a finished seed under some condition, or with fewer than {MIN_SEEDS} where others have "
+            f"{MIN_SEEDS}, and left out: {', '.join(left_out)}."
+        )
     ranks = ranks_of(scores, less)
     first_ranks = [min(each) for each in zip(*ranks.values(), strict=True)]
     centres = {name: iqm(samples) for name, samples in scores.items()}
-    top = (min if less else max)(centres, key=lambda name: centres[name])
+    tops = leaders(centres, less)
     rows = []
     for name, samples in scores.items():
         low, high = interval(samples)
@@ -56,7 +59,7 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
         rows.append(
             [
                 cell(name),
-                cell(value(centres[name], metric), bold=name == top, sort=centres[name]),
+                cell(value(centres[name], metric), bold=name in tops, sort=centres[name]),
                 cell(ends, sort=low),
                 cell(value(mean(means), metric), sort=mean(means)),
                 cell(f"{mean(ranks[name]):.2f}", sort=mean(ranks[name])),
@@ -71,7 +74,7 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
 
 
 def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
-    """The values of the methods with a finished seed under every condition, and the names of the others.
+    """The values of the methods that are eligible under every condition, and the names of the others.
 
     There are no scores for fewer than two conditions.
     """
@@ -80,9 +83,8 @@ def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
         return {}, []
     found: dict[str, list[np.ndarray]] = {}
     for members in conditions.values():
-        for group in members:
-            if values := finished([group]):
-                found.setdefault(group.name, []).append(np.asarray(values))
+        for group in eligible(members):
+            found.setdefault(group.name, []).append(np.asarray(finished([group])))
     whole = {name: samples for name, samples in found.items() if len(samples) == len(conditions)}
     names = dict.fromkeys(group.name for group in groups)
     return whole, [name for name in names if name not in whole]
@@ -91,6 +93,12 @@ def scores_of(groups: Sequence[SeedGroup]) -> tuple[Scores, list[str]]:
 def iqm(samples: Sequence[np.ndarray]) -> float:
     """The interquartile mean: the mean of the middle half of all values, where conditions weigh alike."""
     return float(_middle_mean(*samples))
+
+
+def leaders(centres: Mapping[str, float], less_is_better: bool) -> list[str]:
+    """The methods with the best interquartile mean, several only if theirs are equal."""
+    top = (min if less_is_better else max)(centres.values())
+    return [name for name, centre in centres.items() if centre == top]
 
 
 def interval(samples: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -147,8 +155,9 @@ def _profiles(
         below, above = ([100 * float(each) for each in edge] for edge in band)
         series.append(Series(i, x, y, below, above))
     label = ", ".join(filter(None, [metric, unit(metric)]))
-    best_one = (min if less else max)(centres, key=lambda name: centres[name])
-    said = f"{best_one} has the best interquartile mean, {with_unit(centres[best_one], metric)}."
+    first = leaders(centres, less)
+    has = "has" if len(first) == 1 else "share"
+    said = f"{together(first)} {has} the best interquartile mean, {with_unit(centres[first[0]], metric)}."
     how = "at most" if less else "at least"
     panel = Panel(
         "Performance profile", label, f"runs with {how} this value, %", series, (factor * low, factor * high), (0, 100),

@@ -21,7 +21,7 @@ from fedlab_runner.report.formatting import (
 )
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import mean, reached, std, total
+from fedlab_runner.report.stats import MIN_SEEDS, mean, reached, std, total
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
 
@@ -48,9 +48,21 @@ def finished(groups: Iterable[SeedGroup]) -> list[float]:
     return [each for group in groups for each in group.finished.values() if math.isfinite(each)]
 
 
+def eligible(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
+    """The methods among which the best is chosen: those with `MIN_SEEDS` finished seeds, or all if none has so many."""
+    having = [group for group in groups if finished([group])]
+    return [group for group in having if len(finished([group])) >= MIN_SEEDS] or having
+
+
+def eligible_words(groups: Sequence[SeedGroup]) -> str:
+    """The rule of `eligible` as the end of a sentence on what is bold; empty if it excludes no method."""
+    enough = {len(values) >= MIN_SEEDS for group in groups if (values := finished([group]))}
+    return f", among those with at least {MIN_SEEDS} seeds where there are any" if len(enough) > 1 else ""
+
+
 def winners(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
-    """The methods with the best mean objective, several only if their means are equal; none without a finished run."""
-    means = [(mean(values), group) for group in groups if (values := finished([group]))]
+    """The eligible methods with the best mean objective, several only if their means are equal."""
+    means = [(mean(finished([group])), group) for group in eligible(groups)]
     if not means:
         return []
     top = (min if means[0][1].runs[0].lower_is_better else max)(each for each, _ in means)
@@ -58,7 +70,7 @@ def winners(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
 
 
 def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
-    """The first method with the best mean objective; None without a finished run."""
+    """The first of the winners; None without a finished run."""
     return next(iter(winners(groups)), None)
 
 
@@ -86,6 +98,7 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
         "" if seeds_agree(groups, usual) else ", where no other number is given"
     )
     title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
+    title += eligible_words(groups)
     return ReportTable(header, rows, title=title, units=["", *(unit(metric) for _ in columns)])
 
 

@@ -22,8 +22,10 @@ from fedlab_runner.report import (
     latex,
     page,
     scales,
+    significance,
     summaries,
     svg,
+    tables,
 )
 from fedlab_runner.report.content import Chart, Dots, Report
 from fedlab_runner.report.runs import Run
@@ -146,6 +148,62 @@ def test_the_headline_compares_nothing_with_itself_and_names_what_has_no_result(
     assert any(each.endswith(": no run is finished.") for each in said) and "No run is finished." not in said
 
 
+@pytest.mark.parametrize("delays", [["none"], ["none", "late"]])
+def test_a_setting_tried_on_one_seed_is_not_the_best_of_those_with_more(delays: list[str]) -> None:
+    """A learning rate is chosen on seed 0, and then runs on five seeds: in all tables, in tests and in the headline."""
+    made = [
+        run(name, delay, seed, top + seed % 3 * top / 60, local={"lr": lr})
+        for delay in delays
+        for name, lr, top, seeds in (("fedavg", 1, 0.6, 5), ("fedbuff", 1, 0.5, 5), ("fedbuff", 2, 0.7, 1))
+        for seed in range(seeds)
+    ]
+    groups = grouping.group(made)
+    said = headline.best_of("", groups)
+    if len(delays) == 1:
+        assert said.startswith("best is FedAvg with 60.8\xa0% (mean of 5 seeds, 95 % interval ")
+        assert said.endswith(
+            "; 3 methods compared, 2 with at least 3 seeds); FedBuff local.lr=2 has 70.0\xa0% with 1 seed."
+        )
+    else:
+        assert said.startswith("FedAvg is best in 2 of 2 conditions; it has the best interquartile mean, 60.7\xa0%")
+        assert said.endswith("; in 2 conditions a method with fewer than 3 seeds has a better mean.")
+        over_all = summaries.section(groups, curves.lines_of(groups), 2)
+        assert over_all is not None
+        firsts = {row[0].lines[0]: row[-1].lines[0] for row in over_all.tables[0].rows}
+        assert firsts == {"FedAvg": "2 of 2", "FedBuff local.lr=1": "0 of 2"}
+        assert over_all.notes[1].endswith("left out: FedBuff local.lr=2.")
+    tests, untested = significance.significance(groups)
+    assert tests is not None and untested == []
+    against = {(row[1].lines[0], row[2].lines[0], row[-1].lines[0]) for row in tests.rows}
+    few = ("FedBuff local.lr=2", "FedAvg", "too few seeds")
+    assert against == {("FedBuff local.lr=1", "FedAvg", "significant"), few}
+    table = tables.comparison(groups)
+    assert {row[0].lines[0] for row in table.rows if any(each.bold for each in row)} == {"FedAvg"}
+    text = latex.document(groups, [], interval=False)
+    assert [line.partition("~")[0] for line in text.splitlines() if "textbf" in line] == ["FedAvg"]
+    for caption in (table.title, text):
+        assert "in bold, among those with at least 3 seeds where there are any" in caption
+    _, untested = significance.significance([each for each in groups if each.name != "FedBuff local.lr=1"])
+    assert "no method shares 3 finished seeds with the best, FedAvg." in untested[0]
+
+
+def test_methods_that_tie_are_all_named() -> None:
+    """Under one condition, and over several."""
+    for delays in (["none"], ["none", "late"]):
+        made = [run(name, delay, 0, 0.5) for name in ("fedavg", "fedbuff", "fedprox") for delay in delays]
+        worse = [run("feddle", delay, 0, 0.4) for delay in delays]
+        said = headline.best_of("", grouping.group([*made, *worse]))
+        if len(delays) == 1:
+            wanted = "best are FedAvg, FedBuff and FedProx with 50.0\xa0% each (mean of 1 seed; 4 methods compared)."
+        else:
+            wanted = (
+                "FedAvg, FedBuff and FedProx are each best in 2 of 2 conditions; FedAvg, FedBuff and FedProx share the "
+                "best interquartile mean, 50.0\xa0%."
+            )
+        assert said == wanted
+    assert formatting.together(list("abcde")) == "a, b, c and 2 more"
+
+
 def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.SeedGroup]) -> None:
     runs = [each for group in groups for each in group.runs]
     other = [run("dfml", "none", seed, 0.4, num_clients=50) for seed in range(2)]
@@ -186,6 +244,22 @@ def test_decimals_are_those_of_the_deviation(deviations: list[float], metric: st
 )
 def test_costs_have_a_unit_that_is_read_well(unit: str, values: list[float], found: tuple[str, float]) -> None:
     assert formatting.readable(unit, values) == found
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "shown"),
+    [
+        (-0.178, 0, "\N{MINUS SIGN}18"),
+        (-0.0029, 0, "\N{MINUS SIGN}0.3"),
+        (0.0029, 0, "+0.3"),
+        (0.000029, None, "+0.003"),
+        (1e-9, 0, "0"),
+        (0.0, 0, "0"),
+        (math.nan, 0, "\N{EN DASH}"),
+    ],
+)
+def test_a_difference_does_not_look_like_zero(number: float, digits: int | None, shown: str) -> None:
+    assert formatting.difference(number, "test/accuracy", digits) == shown
 
 
 def test_rounding_makes_no_axis() -> None:
@@ -296,6 +370,14 @@ def test_a_table_has_bold_marks_seeds_and_references(groups: list[grouping.SeedG
     assert "@inproceedings{mcmahan2017fedavg," in latex.references(groups)
     interval = latex.document(groups, [], interval=True)
     assert "51.0 [48.5, 53.5]$^{*}$" in interval and "95\\,\\% confidence interval" in interval
+
+
+def test_a_caption_names_seeds_only_if_all_methods_have_them() -> None:
+    more, fewer = ([run(name, "none", seed, 0.5) for seed in range(n)] for name, n in (("fedavg", 5), ("fedbuff", 4)))
+    begun = replace(run("feddle", "none", 7, 0.5), rows=[])
+    assert "over 5 seeds (0, 1, 2, 3, 4); best" in latex.document(grouping.group([*more, begun]), [], interval=False)
+    text = latex.document(grouping.group([*more, *fewer]), [], interval=False)
+    assert "over 5 seeds, or over the number in brackets; best" in text
 
 
 def test_texts_are_escaped_for_latex() -> None:
