@@ -71,7 +71,7 @@ def write(path: Path, folders: Sequence[Path], experiment: str | None = None, ta
         staged = Path(place)
         for name, folder in runs.items():
             _copy_run(folder, staged / OUTPUTS / name)
-        for sweep, record in records_of(folders, {folder.name for folder in runs.values()}):
+        for sweep, record in records_of(folders, set(runs.values())):
             target = staged / OUTPUTS / SWEEPS / sweep / "jobs" / record.name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(_read(record))

@@ -16,6 +16,7 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 FIGURES = "figures"  # folder of a paper's panels
+TABLES, REFERENCES = "tables.tex", "references.bib"  # files for a paper
 
 
 @streams.protected()
@@ -43,12 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         index, subtitle = write(
             given.folders, given.out, given.experiment, given.target, given.latex, given.interval, given.figures
         )
+        more = [*([TABLES, REFERENCES] if given.latex else []), *([FIGURES] if given.figures else [])]
         bundled = given.bundle and bundle.write(given.bundle, given.folders, given.experiment, given.target)
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
     streams.make_optional()  # the page is on disk
-    print(f"{subtitle}\n{visible(os.path.relpath(index))}")
+    print(subtitle, *(visible(os.path.relpath(index.with_name(name))) for name in (index.name, *more)), sep="\n")
     if bundled:
         print(bundle.words(bundled))
     return 0
@@ -87,8 +89,8 @@ def write(
         for name, text in csv_files.files(groups, known, targets).items():
             write_text_atomically(out / name, text)
         if for_latex:
-            write_text_atomically(out / "tables.tex", latex.document(groups, known, interval))
-            write_text_atomically(out / "references.bib", latex.references(groups))
+            write_text_atomically(out / TABLES, latex.document(groups, known, interval))
+            write_text_atomically(out / REFERENCES, latex.references(groups))
         for name, content in figures.files(report, kind) if kind else ():
             write_atomically(out / FIGURES / name, partial(_put, content))
         write_text_atomically(out / "report.md", markdown.document(report))

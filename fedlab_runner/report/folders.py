@@ -53,7 +53,7 @@ def find(paths: Iterable[Path]) -> FoundRuns:
             raise UserError(f"{given} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
         notes = _notes(path := given.resolve())
         for folder in _folders(path, notes):
-            places.setdefault(folder, (given.is_absolute(), notes.get(folder.name, (None, None))))
+            places.setdefault(folder, (given.is_absolute(), notes.get(folder, (None, None))))
     found, unreadable = dict[tuple[str, str], Run](), dict[str, str]()
     for folder, (absolute, note) in places.items():
         try:
@@ -86,10 +86,12 @@ def to_come(paths: Iterable[Path]) -> list[str]:
     return found
 
 
-def records_of(paths: Iterable[Path], runs: Container[str]) -> list[tuple[str, Path]]:
-    """The records of these runs' jobs: the name of the sweep and the file of each."""
+def records_of(paths: Iterable[Path], folders: Container[Path]) -> list[tuple[str, Path]]:
+    """The records of the jobs of the runs in these folders: the name of the sweep and the file of each."""
     sweeps = dict.fromkeys(sweep for path in paths for sweep in _sweeps(path.resolve()))
-    return [(sweep.name, path) for sweep in sweeps for path, job in _job_files(sweep) if _run_name(job) in runs]
+    return [
+        (sweep.name, path) for sweep in sweeps for path, job in _job_files(sweep) if _run_folder(sweep, job) in folders
+    ]
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
@@ -112,17 +114,16 @@ def _sweeps(path: Path) -> list[Path]:
     return [folder for folder, names in _walk(path) if "jobs" in names and folder.parent.name == "sweeps"]
 
 
-def _folders(path: Path, notes: Mapping[str, _Note]) -> list[Path]:
+def _folders(path: Path, notes: Mapping[Path, _Note]) -> list[Path]:
     """The run folders of a path, which is a sweep, a run, or a folder above runs."""
-    if (path / "jobs").is_dir():  # a sweep: its runs lie beside the folder `sweeps`
-        names = {_run_name(job) for job in _jobs(path)}
-        return [path.parent.parent / name for name in sorted(names - {""})]
+    if (path / "jobs").is_dir():  # a sweep
+        return sorted(notes)
     if _is_run(*next(_walk(path), (path, set[str]()))):
         return [path]
     return sorted(
         folder
         for folder, names in _walk(path)
-        if folder.name != ".hydra" and ("config.yaml" in names or folder.name in notes) and _is_run(folder, names)
+        if folder.name != ".hydra" and ("config.yaml" in names or folder in notes) and _is_run(folder, names)
     )
 
 
@@ -130,22 +131,23 @@ def _is_run(folder: Path, names: set[str]) -> bool:
     return (".hydra" in names and (folder / ".hydra").is_dir()) or {"config.yaml", METRICS} <= names
 
 
-def _run_name(job: Mapping[str, Any]) -> str:
-    """The name of a job's run folder; empty if the record has none."""
+def _run_folder(sweep: Path, job: Mapping[str, Any]) -> Path | None:
+    """The folder of a job's run, which lies beside the folder `sweeps`; None if the record has none."""
     name = Path(str(job.get("folder", ""))).name
-    return "" if name == ".." else name
+    return None if name in ("", "..") else sweep.parent.parent / name
 
 
-def _notes(path: Path) -> dict[str, _Note]:
-    """State and error in the records of the sweeps in a folder, by the name of the run's folder.
+def _notes(path: Path) -> dict[Path, _Note]:
+    """State and error in the records of the sweeps in a folder, by the run's folder.
 
     If several sweeps have a record of one run, a failure takes precedence.
     """
-    jobs = [job for sweep in _sweeps(path) for job in _jobs(sweep)]
-    found = dict[str, _Note]()
-    for job in sorted(jobs, key=lambda job: job.get("status") == states.FAILED):
-        error = str(job.get("error") or "") if job.get("status") == states.FAILED else ""
-        found[_run_name(job)] = str(job.get("status")), short(error, MAX_ERROR_CHARACTERS) if error else None
+    jobs = [(_run_folder(sweep, job), job) for sweep in _sweeps(path) for job in _jobs(sweep)]
+    found = dict[Path, _Note]()
+    for folder, job in sorted(jobs, key=lambda each: each[1].get("status") == states.FAILED):
+        if folder is not None:
+            error = str(job.get("error") or "") if job.get("status") == states.FAILED else ""
+            found[folder] = str(job.get("status")), short(error, MAX_ERROR_CHARACTERS) if error else None
     return found
 
 

@@ -614,6 +614,18 @@ def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
         assert "seed=12; and 2 more." in text
 
 
+def test_a_failure_is_that_of_the_run_beside_its_sweep(tmp_path: Path) -> None:
+    """Two projects have an unfinished run of one name."""
+    for project in ("one", "other"):
+        folder = write_run(tmp_path / project, "algorithm=fedavg", f"num_clients={len(project)}", rows=curve(0.1))
+        folder = folder.rename(folder.with_name("mine"))
+    write_failed_job(tmp_path / "other", folder, "the run diverged")
+    assert {run.folder.parent.name: run.error for run in find([tmp_path]).runs} == {
+        "one": None,
+        "other": "the run diverged",
+    }
+
+
 def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> None:
     """A digit of one row; and one that is being made longer is not mistaken for damaged."""
     rows = curve(0.1, 0.5, 0.75)
@@ -720,6 +732,15 @@ def test_a_sweep_of_real_runs_has_its_report(
         assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", rows[seed]["commit"])
     assert rows["-1"]["status"].startswith("failed: seed must be ")
     assert "Examples of each client" in page.read_text()
+
+
+def test_the_command_names_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+    assert cli.main([str(tmp_path), "--latex", "--figures", "svg"]) == 0
+    counts, *paths = capsys.readouterr().out.splitlines()
+    assert counts == "1 run: 1 finished"
+    assert [Path(each).name for each in paths] == ["index.html", "tables.tex", "references.bib", "figures"]
+    assert all(Path(each).exists() for each in paths)
 
 
 def test_what_cannot_be_reported_on_is_one_line(
