@@ -246,8 +246,9 @@ def _runs(groups: Sequence[SeedGroup]) -> Section:
     """The runs behind the numbers, with commits and commands."""
     rows, code = [], []
     for each in groups:
-        digits = 2 if is_share(each.runs[0].metric) else None
+        usual = 2 if is_share(each.runs[0].metric) else None
         for run in each.runs:
+            digits = usual if run.digits is None else run.digits
             number = value(math.nan if run.objective is None else run.objective, run.metric, digits)
             commit = ", ".join(commit[:8] + ("-dirty" if commit.endswith("-dirty") else "") for commit in run.commits)
             words = [cell(run.name), cell(each.condition or "all"), cell(each.name), cell(run.status, *run.warnings)]

@@ -4,12 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from fedlab_runner.report import build, bundle, csv_files, figures, latex, markdown, page, svg
 from fedlab_runner.report.folders import find, to_come
+from fedlab_runner.report.formatting import MAX_DECIMALS
 from fedlab_runner.utils import streams, version
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
@@ -29,6 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("folders", nargs="*", type=Path, default=[Path("outputs")], help="outputs, outputs/sweeps/<id> or run folders")
     add("--experiment", metavar="NAME", help="only its runs, beside its published table, e.g. feddle/table7")
     add("--target", type=float, action="append", default=[], metavar="X", help="a target value, e.g. 0.8")
+    add(
+        "--digits",
+        type=int,
+        choices=range(MAX_DECIMALS + 1),
+        metavar="N",
+        help=f"decimals of results, 0 to {MAX_DECIMALS} (default: by their deviation over seeds)",
+    )
     add("--out", type=Path, metavar="FOLDER", help="where to write (default: report, in the folder)")
     add("--latex", action="store_true", help="also write tables.tex and references.bib for a paper")
     add("--interval", action="store_true", help="in tables.tex 95 %% intervals instead of standard deviations")
@@ -42,7 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         index, subtitle = write(
-            given.folders, given.out, given.experiment, given.target, given.latex, given.interval, given.figures
+            given.folders,
+            given.out,
+            given.experiment,
+            given.target,
+            given.latex,
+            given.interval,
+            given.figures,
+            given.digits,
         )
         more = [*([TABLES, REFERENCES] if given.latex else []), *([FIGURES] if given.figures else [])]
         bundled = given.bundle and bundle.write(given.bundle, given.folders, given.experiment, given.target)
@@ -64,16 +80,17 @@ def write(
     for_latex: bool = False,
     interval: bool = False,
     kind: str | None = None,
+    digits: int | None = None,
 ) -> tuple[Path, str]:
     """Writes index.html, report.md with plots/, and the CSV files into `out`; returns the page's path and subtitle.
 
     `for_latex`: also tables.tex (with 95 % intervals if `interval`) and references.bib. `kind`: also figures/ of this
-    kind.
+    kind. `digits`: the decimals of results; None: by their deviation over seeds.
 
     Raises UserError if there are no runs or if `out` cannot be written.
     """
     runs, unreadable = find(folders)
-    groups = build.select(runs, experiment)
+    groups = build.select([replace(run, digits=digits) for run in runs], experiment)
     swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]
     name = folders[0].resolve().name if len(folders) == 1 and (folders[0] / "jobs").is_dir() else ""
     report = build.report(groups, experiment, targets, to_come(swept), unreadable, name)

@@ -51,7 +51,8 @@ def _of_one_condition(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) ->
 
 
 def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGroup]]) -> str:
-    metric, less = tops[0][0].runs[0].metric, tops[0][0].runs[0].lower_is_better
+    run = tops[0][0].runs[0]
+    metric, digits = run.metric, run.digits
     counts = Counter(each.name for found in tops for each in found)
     most = max(counts.values())
     names = [name for name, count in counts.items() if count == most]
@@ -60,10 +61,11 @@ def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGrou
     scores, _ = summaries.scores_of(groups)
     if len(scores) >= 2:
         centres = {name: summaries.iqm(samples) for name, samples in scores.items()}
-        first = summaries.leaders(centres, less)
+        first = summaries.leaders(centres, run.lower_is_better)
         has = f"{together(first)} share" if len(first) > 1 else "it has" if first == names else f"{first[0]} has"
-        intervals = dict.fromkeys(_interval(*summaries.interval(scores[name]), metric) for name in first)
-        said += f"; {has} the best interquartile mean, {with_unit(centres[first[0]], metric)}{''.join(intervals)}"
+        intervals = dict.fromkeys(_interval(*summaries.interval(scores[name]), metric, digits) for name in first)
+        centre = with_unit(centres[first[0]], metric, digits)
+        said += f"; {has} the best interquartile mean, {centre}{''.join(intervals)}"
     ahead = sum(_ahead(members, winners(members)) is not None for members in by_condition(groups).values())
     if ahead:
         said += f"; in {count_of(ahead, 'condition')} a method with fewer than {MIN_SEEDS} seeds has a better mean"
@@ -77,7 +79,7 @@ def _seeds_and_interval(values: Sequence[float], metric: str, digits: int | None
     return f"mean of {count_of(len(values), 'seed')}{_interval(low, high, metric, digits)}"
 
 
-def _interval(low: float, high: float, metric: str, digits: int | None = None) -> str:
+def _interval(low: float, high: float, metric: str, digits: int | None) -> str:
     ends = f"{value(low, metric, digits)} to {value(high, metric, digits)}"
     return "" if math.isnan(low) else f", 95 % interval {ends}"
 

@@ -160,7 +160,7 @@ def _cells(
     ours = _ours(groups, column)
     metric = _metric_of(column, groups)
     deviation = _deviation(paper, groups, column, ours)
-    digits = decimals([deviation], metric)
+    digits = _digits(column, groups, deviation)
     bold = bool(ours) and _rank(paper, column, groups) == top
     if ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
@@ -223,13 +223,18 @@ def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
     return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
 
 
+def _digits(column: Mapping[str, Any], groups: Sequence[SeedGroup], deviation: float) -> int | None:
+    given = groups[0].runs[0].digits if groups and "metric" not in column else None
+    return decimals([deviation], _metric_of(column, groups)) if given is None else given
+
+
 def _rank(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> _Rank:
     """A rank (larger is better) of the shown mean, so that equal ones are both bold. NaN has the lowest rank.
 
     Any mean over `MIN_SEEDS` seeds or more has a higher rank than one over fewer.
     """
     ours, metric = _ours(groups, column), _metric_of(column, groups)
-    digits = decimals([_deviation(paper, groups, column, ours)], metric)
+    digits = _digits(column, groups, _deviation(paper, groups, column, ours))
     number = as_shown(mean(ours), metric, digits)
     rank = -math.inf if math.isnan(number) else -number if lower_is_better(metric) else number
     return len(ours) >= MIN_SEEDS, rank

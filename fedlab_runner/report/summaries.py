@@ -50,18 +50,18 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
     first_ranks = [min(each) for each in zip(*ranks.values(), strict=True)]
     centres = {name: iqm(samples) for name, samples in scores.items()}
     tops = leaders(centres, less)
-    rows = []
+    rows, digits = [], groups[0].runs[0].digits
     for name, samples in scores.items():
         low, high = interval(samples)
-        ends = NONE if math.isnan(low) else f"{value(low, metric)} to {value(high, metric)}"
+        ends = NONE if math.isnan(low) else f"{value(low, metric, digits)} to {value(high, metric, digits)}"
         means = [float(each.mean()) for each in samples]
         first = sum(rank == top_rank for rank, top_rank in zip(ranks[name], first_ranks, strict=True))
         rows.append(
             [
                 cell(name),
-                cell(value(centres[name], metric), bold=name in tops, sort=centres[name]),
+                cell(value(centres[name], metric, digits), bold=name in tops, sort=centres[name]),
                 cell(ends, sort=low),
-                cell(value(mean(means), metric), sort=mean(means)),
+                cell(value(mean(means), metric, digits), sort=mean(means)),
                 cell(f"{mean(ranks[name]):.2f}", sort=mean(ranks[name])),
                 cell(f"{first} of {count}", sort=first),
             ]

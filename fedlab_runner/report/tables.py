@@ -115,7 +115,8 @@ def seeds_agree(groups: Sequence[SeedGroup], usual: int) -> bool:
 
 def decimals_of(groups: Sequence[SeedGroup]) -> int | None:
     """The decimals of a column of these settings."""
-    return decimals([std(finished([group])) for group in groups], groups[0].runs[0].metric)
+    run = groups[0].runs[0]
+    return decimals([std(finished([group])) for group in groups], run.metric) if run.digits is None else run.digits
 
 
 def result(
@@ -238,14 +239,14 @@ def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
     cells = sorted({of for row in last.values() for key in row if (of := cell_of(key)) is not None})
     if not cells:
         return None
-    rows = []
+    rows, digits = [], groups[0].runs[0].digits
     for group in groups:
         found = [last[id(run)] for run in group.runs if run.finished]
         row = [cell(group.name)]
         for name in cells:
             values, worst = ([r[key] for r in found if key in r] for key in (name, f"{name}_worst_decile"))
-            remark = f"worst tenth {spread(worst, name)}" if worst else ""
-            row.append(cell(spread(values, name), remark, sort=mean(values)) if values else _NOTHING)
+            remark = f"worst tenth {spread(worst, name, digits=digits)}" if worst else ""
+            row.append(cell(spread(values, name, digits=digits), remark, sort=mean(values)) if values else _NOTHING)
         rows.append(row)
     return ReportTable(["method", *cells], rows, title=groups[0].condition, units=["", *(unit(name) for name in cells)])
 

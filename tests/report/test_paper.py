@@ -204,6 +204,15 @@ def test_methods_that_tie_are_all_named() -> None:
     assert formatting.together(list("abcde")) == "a, b, c and 2 more"
 
 
+def test_given_decimals_hold_over_conditions(groups: list[grouping.SeedGroup]) -> None:
+    exact = [replace(each, runs=[replace(run, digits=3) for run in each.runs]) for each in groups]
+    section = summaries.section(exact, curves.lines_of(exact), 2)
+    assert section is not None
+    shown = [each.lines[0] for each in section.tables[0].rows[-1][1:4]]
+    assert re.fullmatch(r"(\d\d\.\d{3}[ to]*){4}", " ".join(shown)), shown
+    assert f"interquartile mean, {shown[0]}\xa0%, 95 % interval {shown[1]}." in headline.best_of("", exact)
+
+
 def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.SeedGroup]) -> None:
     runs = [each for group in groups for each in group.runs]
     other = [run("dfml", "none", seed, 0.4, num_clients=50) for seed in range(2)]

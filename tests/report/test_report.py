@@ -377,6 +377,21 @@ def test_settings_beside_a_paper_share_no_cell_and_what_looks_equal_is_bold(tmp_
     assert shown == ["**85.34 ± 0.04**", "85.260 ± 0.028", "**85.34 ± 0.04**"]
 
 
+def test_decimals_may_be_given(table7: Path, outputs: Path) -> None:
+    """In the headline, in all tables of results, beside a paper and in LaTeX; costs keep theirs."""
+    few, more = (written(outputs, digits=digits, for_latex=True) for digits in (0, 2))
+    for files, mean, deviation, least in ((few, "63", "2", "13"), (more, "62.67", "1.53", "12.67")):
+        text = files["report.md"]
+        assert f"Best is FedBuff with {mean}\xa0% " in text
+        assert column(text, "FedBuff")[0] == f"**{mean} ± {deviation}**"
+        assert f"| \N{MINUS SIGN}{least} |" in text.split("## Are the differences real?")[1]
+        assert f"\\textbf{{{mean}}} & \\textbf{{{deviation}}}" in files["tables.tex"]
+    costs = [files["report.md"].split("## What it cost")[1].partition("##")[0] for files in (few, more)]
+    assert costs[0] == costs[1]
+    text = written(table7, experiment="feddle/table7", digits=3)["report.md"]
+    assert cells(text, "Feddle-ID local.epochs=5")[::2] == ["85.500 ± 0.707<br>2 seeds", "\N{MINUS SIGN}1.000"]
+
+
 def test_the_best_beside_a_paper_has_enough_seeds(tmp_path: Path) -> None:
     column = ("experiment=feddle/table7", "dataset=fashion_mnist", "rounds=1", "evaluation.every=1")
     for name, seeds, value in (("fedavg", 3, 0.6), ("hfcl", 1, 0.9)):
@@ -501,6 +516,7 @@ def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp
     assert "| method | client/own, % | server/own, % |" in text
     assert "| FedAvg | 50.0 ± 0.0 | 60.0 ± 14.1<br>worst tenth 25.0 ± 0.0 |" in text
     assert "| FedBuff | \N{EN DASH} | \N{EN DASH} |" in text
+    assert "| FedAvg | 50 ± 0 | 60 ± 14<br>worst tenth 25 ± 0 |" in written(tmp_path, digits=0)["report.md"]
     page_text = (tmp_path / "report" / "index.html").read_text()
     assert "The lowest accuracy of a client is 25.0 % with FedAvg" in page_text
     scatter = page_text.split('aria-label="client/own against server/own. ')[1].split("</svg></svg>")[0]
