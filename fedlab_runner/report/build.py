@@ -218,8 +218,9 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
         return None
     if table is not None:
         notes = [
-            "Each method against the method with the best mean under the same condition, paired over the seeds that "
-            "both have finished. A seed decides partition, cohorts, delays and first model, so that these cancel out. "
+            "Each method against the best under the same condition"
+            f"{tables.eligible_words(groups)}, paired over the seeds that both have finished. "
+            "A seed decides partition, cohorts, delays and first model, so that these cancel out. "
             "The test is a two-sided paired t-test, with p adjusted (Holm) for a condition's methods; a difference "
             f"is significant below {SIGNIFICANCE_LEVEL}. A few seeds (at least {MIN_SEEDS} are needed) show only large "
             "differences. The same numbers chose the best method, which makes it look a little better than it is.",

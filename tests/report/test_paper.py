@@ -183,6 +183,8 @@ def test_a_setting_tried_on_one_seed_is_not_the_best_of_those_with_more(delays: 
     assert [line.partition("~")[0] for line in text.splitlines() if "textbf" in line] == ["FedAvg"]
     for caption in (table.title, text):
         assert "in bold, among those with at least 3 seeds where there are any" in caption
+    (real,) = [each for each in build.report(groups, None, []).sections if each.title == "Are the differences real?"]
+    assert "the best under the same condition, among those with at least 3 seeds where" in real.notes[0]
     _, untested = significance.significance([each for each in groups if each.name != "FedBuff local.lr=1"])
     assert "no method shares 3 finished seeds with the best, FedAvg." in untested[0]
 
