@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.utils import get_class
 
+from fedlab_runner.config.targets import config_dirs
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import user_cache, write_text_atomically
@@ -116,12 +117,14 @@ def _path(name: str) -> Path | None:
     return Path(path) if path is not None and os.path.isfile(path) else None
 
 
-@lru_cache(maxsize=1024)
 def _spec(top: str) -> ModuleSpec | None:
+    """Where a top-level module is: on Python's path, or in a folder that the command gives, which joins the path when
+    one of its classes is imported.
+    """
     if top in sys.stdlib_module_names:
         return None
     try:
-        return importlib.util.find_spec(top)
+        return importlib.util.find_spec(top) or PathFinder.find_spec(top, [*map(str, config_dirs())])
     except (ImportError, ValueError):  # ValueError: of `__main__`
         return None
 

@@ -40,6 +40,13 @@ for line in ("algorithm=fedm", "experiment=acme/"):
     os.environ |= {"COMP_LINE": f"fedlab {line}", "COMP_POINT": str(len(line) + 7)}
     called("--shell-completion", "query=bash")
 """
+AGAIN = """
+import sys
+from fedlab_runner import train
+
+assert not train.main()
+assert not {"bimodal", "torch"} & set(sys.modules)
+"""
 
 
 @pytest.fixture
@@ -141,6 +148,14 @@ def test_modules_of_a_folder_on_the_search_path_may_be_named(fedlab: Fedlab) -> 
     assert fedlab(searched, "delay=bimodal", *small) == (0, "")
     commands = [json.loads(line)["command"] for line in Path("here/commands.jsonl").read_text().splitlines()]
     assert "file://our configs" in commands[0]
+
+
+def test_a_finished_run_of_a_folders_class_is_read_without_its_class(fedlab: Fedlab) -> None:
+    """By a process that has imported nothing."""
+    words = ["--config-dir=mine", "delay=bimodal", "model=logistic", "algorithm=fedavg", "hydra.run.dir=here", *TINY]
+    assert fedlab(*words) == (0, "")
+    ended = subprocess.run([sys.executable, "-c", AGAIN, *words], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "") and "is finished already" in ended.stdout
 
 
 def test_a_file_cannot_trust_a_folder(fedlab: Fedlab) -> None:
