@@ -109,7 +109,7 @@ class CheckpointStore:
                     return round, payload
                 reasons.append(f"{path} cannot be continued ({found})")
         if reasons:
-            raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_remedy(self._folder)}")
+            raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_remedy(self.folder)}")
         return None
 
     def rounds(self) -> list[int]:
@@ -189,12 +189,12 @@ def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.dev
         if _prefix_digest(version, text) != digest:
             raise _Damaged("its header was changed or cut off")
         if version != VERSION:
-            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_remedy(path.parent)}")
+            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_remedy(path.parents[1])}")
         header = _parsed(lambda: json.loads(text))
         if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
             raise _Damaged("its header lacks keys")
         if header["fingerprint_sha256"] not in map(_digest, fingerprints):
-            raise UserError(_other_config(path, header["fingerprint"], fingerprints[0]))
+            raise UserError(other_config(path, header["fingerprint"], fingerprints[0], path.parents[1]))
         body = file.read()
     if hashlib.sha256(body).hexdigest() != header["sha256"]:
         raise _Damaged("its body was changed or cut off")
@@ -245,12 +245,13 @@ def _digest(fingerprint: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
 
 
-def _other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    there, here = dict(_leaves(theirs)), dict(_leaves(ours))
+def other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> str:
+    """The line on a file, in a run's folder, of another fingerprint than ours."""
+    there, here = dict(_leaves(_plain(theirs))), dict(_leaves(_plain(ours)))
     keys = [key for key in there | here if there.get(key, "absent") != here.get(key, "absent")]
     shown = [f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys]
     more = f" and {len(shown) - _MAX_KEYS_SHOWN} more" if len(shown) > _MAX_KEYS_SHOWN else ""
-    return f"{path} is of another config: {', '.join(shown[:_MAX_KEYS_SHOWN])}{more}: {_remedy(path.parent)}"
+    return f"{path} is of another config: {', '.join(shown[:_MAX_KEYS_SHOWN])}{more}: {_remedy(folder)}"
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -261,8 +262,8 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _remedy(checkpoints: Path) -> str:
-    return f"delete {checkpoints.parent} to start the run again, or give another hydra.run.dir"
+def _remedy(folder: Path) -> str:
+    return f"delete {folder} to start the run again, or give another hydra.run.dir"
 
 
 def _round(path: Path) -> int:

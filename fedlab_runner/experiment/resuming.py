@@ -1,22 +1,43 @@
-"""Checks, before a run continues from a checkpoint, that its examples, delays and topology, its code and its frozen
-weights are those of its beginning.
+"""Checks, before a run continues from a checkpoint, that its config, its examples, delays and topology, its code and its
+frozen weights are those of its beginning.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from fedlab_runner.checkpoints.store import Checkpointing
+from fedlab_runner.checkpoints.store import Checkpointing, other_config
+from fedlab_runner.config.run_id import stopping, without_volatile
 from fedlab_runner.experiment.code_hash import Code, changed
 from fedlab_runner.tracking.log_lines import FILE_ONLY
-from fedlab_runner.utils import exhaustion
+from fedlab_runner.utils import exhaustion, untrusted
+from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import RunFailed, UserError
+from fedlab_runner.utils.run_files import CONFIG
 
 _log = logging.getLogger(__name__)
 STRANGE = "holds something else than the state of this run"  # a fault of a checkpoint, after its name in a message
 # A fault of a checkpoint, after its name in a message.
 FAILED = "cannot be continued: a round that follows on it fails; it is not of this run, or the code has a fault"
+
+
+def check_folder(folder: Path, fingerprint: dict[str, Any], rounds: int, done: int) -> None:
+    """Raises UserError if the config in the folder is of another run, which this one would overwrite, or if the run has
+    `done` more than `rounds` rounds. A config that cannot be read is no obstacle: the run writes it again.
+    """
+    path = folder / CONFIG
+    try:
+        theirs = without_volatile(untrusted.read_yaml(path))
+    except (OSError, TypeError, ValueError):
+        theirs = fingerprint
+    if digest(theirs) not in map(digest, (fingerprint, stopping(fingerprint))):
+        raise UserError(other_config(path, theirs, fingerprint, folder))
+    if done > rounds:
+        raise UserError(
+            f"rounds must be >= {done}, got {rounds}: the run in {folder} has gone on so far; or give another folder"
+        )
 
 
 def check_beginning(

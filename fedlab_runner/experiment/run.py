@@ -22,13 +22,13 @@ from fedlab_runner.experiment.labelling import label_of
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.pruner import Pruner
+from fedlab_runner.experiment.resuming import check_folder
 from fedlab_runner.experiment.setup import Prepared, prepare
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.attempt import Attempt
 from fedlab_runner.utils.digest import digest
-from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import remove_leftovers
 from fedlab_runner.utils.frames import in_one_chunk
 
@@ -65,8 +65,9 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         finished = objective_of_finished(folder, name, checked.values, code)
         if finished is not None:
             return finished
-        checkpoints = _checkpoints(folder, components)
         command = None if command_of is None else command_of(name)
+        checkpoints = CheckpointStore(folder, components.checkpoint.keep).rounds
+        check_folder(folder, checked.fingerprint, components.rounds, max(checkpoints(), default=0))
         with Attempt(folder, checkpoints):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])
@@ -80,20 +81,12 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
-    with RunLock(folder) as lock, Attempt(folder, _checkpoints(folder, components)):
-        prepared, code = prepare(components, folder), code_of(checked.fingerprint)
-        return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
-
-
-def _checkpoints(folder: Path, components: Components) -> Callable[[], list[int]]:
-    """What tells the rounds of a run's checkpoints. Raises UserError where the run has gone on beyond its rounds."""
-    rounds = CheckpointStore(folder, components.checkpoint.keep).rounds
-    if (done := max(rounds(), default=0)) > components.rounds:
-        raise UserError(
-            f"rounds must be >= {done}, got {components.rounds}: the run in {folder} has gone on so far; or give "
-            "another folder"
-        )
-    return rounds
+    with RunLock(folder) as lock:
+        checkpoints = CheckpointStore(folder, components.checkpoint.keep).rounds
+        check_folder(folder, checked.fingerprint, components.rounds, max(checkpoints(), default=0))
+        with Attempt(folder, checkpoints):
+            prepared, code = prepare(components, folder), code_of(checked.fingerprint)
+            return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 
 
 @in_one_chunk

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from docs.generate import markdown
-from fedlab_runner.config import build
+from fedlab_runner.config import build, run_id
 from fedlab_runner.core.metric_names import DATA, MODELS
 from fedlab_runner.experiment import run
 from tests.helpers import pictures
@@ -20,6 +20,7 @@ from tests.helpers.paths import ROOT
 from tests.helpers.toy import ALGORITHMS, FEW_ROUNDS, SMALLER
 
 DOCS = ROOT / "docs"
+RUNNING = (DOCS / "running.md").read_text()
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 BY_HAND = [page for page in PAGES if page.parent.name != "reference" and "extending" not in page.as_posix()]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -60,6 +61,11 @@ def test_lines_are_not_long(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     long = [line for line in text.splitlines() if len(line) > markdown.LINE_LENGTH]
     assert [line for line in long if not line.startswith(("|", "![")) and "](" not in line] == []
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=name)
+def test_an_item_of_a_list_begins_a_line(page: Path) -> None:
+    assert re.findall(r"\S - \*\*.*", page.read_text()) == []
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -161,10 +167,16 @@ def test_the_defaults_in_the_table_of_choices_are_those_of_the_configs() -> None
                 assert OmegaConf.select(cfg, key, throw_on_missing=True) == yaml.safe_load(value), span
 
 
+def test_the_keys_that_do_not_decide_the_numbers_are_those_on_the_page() -> None:
+    (text,) = re.findall(r"so one config has one folder\.(.*?)are not part of the hash", RUNNING, re.S)
+    written = {*code(text), *(f"{node}.{key}" for node in run_id.SERVER_DATA for key in ("root", "download", "cache"))}
+    assert written - {"server_data"} == {key for key in run_id.VOLATILE if ".dataset." not in key}
+
+
 @pytest.mark.pictures
 def test_the_files_of_a_run_folder_are_those_on_the_page(tmp_path: Path) -> None:
     run.run_in(tmp_path, composed("rounds=1", "delay=none"))
-    table = (DOCS / "running.md").read_text().split("\n## The run folder\n")[1].split("\n## ")[0]
+    table = RUNNING.split("\n## The run folder\n")[1].split("\n## ")[0]
     listed = {name.rstrip("/") for row in markdown.rows(table) for cell in row for name in code(cell)}
     pictures = {path.name for path in (tmp_path / "plots").iterdir()}
     assert {name.replace(".svg", ".png") for name in pictures} <= listed

@@ -29,7 +29,7 @@ from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.loop import Simulation
-from fedlab_runner.experiment.run import run_in
+from fedlab_runner.experiment.run import run_in, run_whole
 from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.tracking.recorder import Recorder, with_digest, write_summary
 from fedlab_runner.utils import signals
@@ -330,10 +330,30 @@ def test_fewer_rounds_of_a_finished_run_give_what_they_gave(tmp_path: Path) -> N
     )
 
 
-def test_a_folder_of_another_config_is_refused_by_key(tmp_path: Path) -> None:
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize("run", [run_in, run_whole])
+@pytest.mark.parametrize("kept", [2, 0], ids=["checkpoints", "none"])
+def test_a_folder_of_another_config_is_refused_by_key_and_left_as_it_is(run: Any, kept: int, tmp_path: Path) -> None:
     run_in(tmp_path, composed("rounds=2"))
-    with pytest.raises(UserError, match=r"local\.lr \(0\.05 there, 0\.1 here\)"):
-        run_in(tmp_path, composed("rounds=2", "local.lr=0.1"))
+    for checkpoint in sorted((tmp_path / "checkpoints").iterdir())[kept:]:
+        checkpoint.unlink()
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=rf"local\.lr \(0\.05 there, 0\.1 here\): delete {tmp_path} to"):
+        run(tmp_path, composed("rounds=2", "local.lr=0.1", "threads=2"))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("run", [run_in, run_whole])
+def test_a_stopped_run_that_has_gone_further_is_refused_and_left_as_it_is(run: Any, tmp_path: Path) -> None:
+    run_in(tmp_path, composed("rounds=3", EVERY))
+    (tmp_path / "summary.json").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=rf"^rounds must be >= 3, got 2: the run in {tmp_path} has gone on so far"):
+        run(tmp_path, composed("rounds=2", EVERY))
+    assert contents(tmp_path) == before
 
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
