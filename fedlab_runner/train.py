@@ -5,6 +5,7 @@ stopped by signal n.
 """
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from fedlab_runner.sweep.table import show
 from fedlab_runner.tracking.metric_direction import check_direction
 from fedlab_runner.utils import frames, imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
-from fedlab_runner.utils.errors import Interrupted, Pruned, UserError
+from fedlab_runner.utils.errors import Interrupted, Pruned, RunFailed, UserError
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
 from fedlab_runner.utils.system import SHARED_BY
 
@@ -98,13 +99,13 @@ def job(cfg: DictConfig) -> float:
     record = callback.JobRecord(cfg)
     record.begin()
     try:
-        objective = _run(cfg)
+        objective = _for_sweeper(_run(cfg))
     except Interrupted as stop:  # not an Exception: Hydra ends the sweep
         record.end(states.STOPPED, error=str(stop))
         raise
     except Pruned as pruned:
         record.end(states.PRUNED, pruned.objective, str(pruned))
-        return pruned.objective  # a sweeper that learns from results uses a pruned run's objective too
+        return _for_sweeper(pruned.objective)  # a search uses a pruned run's objective too
     except Exception as error:  # Hydra continues with the other jobs and reports nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
@@ -114,6 +115,13 @@ def job(cfg: DictConfig) -> float:
         record.end(states.FAILED, error=secrets.redacted("; ".join(lines or [repr(error)])))
         raise
     record.end(states.FINISHED, objective)
+    return objective
+
+
+def _for_sweeper(objective: float) -> float:
+    """The objective of a job. Raises RunFailed for NaN in a search: Optuna takes a failure in its place alone."""
+    if math.isnan(objective) and not callback.is_grid(HydraConfig.get()):
+        raise RunFailed("the objective is not a number, which a search cannot compare")
     return objective
 
 

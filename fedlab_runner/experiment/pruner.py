@@ -39,12 +39,13 @@ class Pruner:
         self._known: dict[Path, Curve] = {}  # by run folder: curves of finished runs, read once
 
     def start(self) -> None:
-        """Raises Pruned if the same rule has already ended this run."""
+        """Raises Pruned if the same rule of the same sweep has already ended this run."""
         if self._sweep is None and not isinstance(self._pruning, NoPruning):
             _log.warning("pruning has no effect: it compares the runs of a sweep, and this run belongs to none (no -m)")
         note = read_note(self._path.parent)
         whole = {"round", "objective", "reason"} <= note.keys()
-        if self._sweep is not None and note.get("rule") == self._rule and whole:
+        same = self._sweep is not None and (note.get("rule"), note.get("sweep")) == (self._rule, self._sweep.name)
+        if same and whole:
             raise Pruned(note["round"], math.nan if note["objective"] is None else note["objective"], note["reason"])
         self._path.unlink(missing_ok=True)
 
@@ -58,7 +59,7 @@ class Pruner:
         if reason is None:
             return
         objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])
-        note = {"round": round, "objective": objective, "reason": reason, "rule": self._rule}
+        note = {"round": round, "objective": objective, "reason": reason, "rule": self._rule, "sweep": self._sweep.name}
         write_text_atomically(self._path, checksummed_json.text(clean(note)))
         raise Pruned(round, objective, reason)
 

@@ -95,10 +95,15 @@ def _quiet_optuna() -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
+def is_grid(hydra: Any) -> bool:
+    """Whether all jobs of a sweep are known before, by Hydra's part of a config; a search chooses them in turn."""
+    return str(hydra.sweeper["_target_"]).endswith("BasicSweeper")
+
+
 def _grid(config: DictConfig) -> list[list[str]]:
-    """The overrides of every job of a grid; empty if a sweeper chooses its jobs one after another."""
+    """The overrides of every job of a grid; empty for a search."""
     sweeper = config.hydra.sweeper
-    if not sweeper["_target_"].endswith("BasicSweeper"):
+    if not is_grid(config.hydra):
         return []
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     try:

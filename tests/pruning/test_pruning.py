@@ -60,23 +60,25 @@ def test_without_a_rule_no_file_is_read() -> None:
     assert Median(warmup=6, min_runs=1).verdict({5: 0.0}, others) is None
 
 
-def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy") -> Path:
-    """A sweep of finished runs of three rounds with one accuracy each, and one that has failed."""
+def write_sweep(outputs: Path, *accuracies: float, metric: str = "test/accuracy", inside: str = ".") -> Path:
+    """A sweep of finished runs of three rounds with one accuracy each, and one that has failed; runs lie `inside`."""
     folder = outputs / "sweeps" / "one"
     (folder / "jobs").mkdir(parents=True)
     for i, accuracy in enumerate([*accuracies, 1.0]):
-        run = outputs / f"run-{i}"
-        run.mkdir()
+        run = outputs / inside / f"run-{i}"
+        run.mkdir(parents=True)
         (run / "metrics.jsonl").write_text("".join(json.dumps({"round": r, metric: accuracy}) + "\n" for r in range(4)))
-        job = callback.Job(
-            [f"seed={i}"], i, "failed" if i == len(accuracies) else "finished", accuracy, f"elsewhere/{run.name}"
-        )
+        status, path = "failed" if i == len(accuracies) else "finished", f"elsewhere/{run.relative_to(outputs)}"
+        job = callback.Job([f"seed={i}"], i, status, accuracy, path)
         (folder / "jobs" / f"{i}.json").write_text(checksummed_json.text(job.__dict__))
     return folder
 
 
-def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+@pytest.mark.parametrize("inside", [".", "a/b"])
+def test_it_compares_with_the_finished_runs_of_its_sweep(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, inside=inside)))
     rows = [{"round": 0, "test/accuracy": 0.9}, {"round": 1, "test/accuracy": 0.55}]
 
     def look(rounds: int = 3, every: int = 1, folder: str = "mine", least: int = 3) -> None:
@@ -87,7 +89,7 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(tmp_path: Path, monkeyp
     look(rounds=1)  # the last round
     look(every=2)  # not evaluated
     look(least=4)
-    look(folder="run-2")  # it is not compared with itself
+    look(folder=f"{inside}/run-2")  # it is not compared with itself
     with pytest.raises(Pruned, match=r"^pruned after round 1: its best so far is worse than the median of 3 finished"):
         look()
     assert pruner.read_note(tmp_path / "mine")["objective"] == 0.55
@@ -111,8 +113,12 @@ def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypa
     with pytest.raises(Pruned) as again:
         pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
     assert again.value.round == 1 and math.isnan(again.value.objective)
+    before = (tmp_path / pruner.NOTE_FILE).read_text()
     pruner.Pruner(tmp_path, Median(2, 3), ACCURACY, 3).start()
     assert not (tmp_path / pruner.NOTE_FILE).exists()
+    (tmp_path / pruner.NOTE_FILE).write_text(before)
+    monkeypatch.setenv(callback.FOLDER, str(tmp_path / "sweeps" / "another"))
+    pruner.Pruner(tmp_path, Median(0, 3), ACCURACY, 3).start()
 
 
 @pytest.mark.slow  # commands of the user's, each from its start

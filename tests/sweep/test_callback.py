@@ -4,6 +4,7 @@ import csv
 import gc
 import itertools
 import json
+import math
 import os
 import shlex
 import signal
@@ -33,7 +34,7 @@ from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
 from fedlab_runner.utils import checksummed_json, system
-from fedlab_runner.utils.errors import Diverged, UserError
+from fedlab_runner.utils.errors import Diverged, Pruned, UserError
 from fedlab_runner.utils.files import write_text_atomically
 from tests.helpers.crash import TINY
 from tests.helpers.in_process import own_handlers
@@ -58,6 +59,10 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
     with own_handlers():
         yield start
+
+
+def raised(error: Exception) -> float:
+    raise error
 
 
 def score(cfg: DictConfig) -> float:
@@ -288,6 +293,28 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
     (row,) = table().values()
     assert (row["setting"], row["seeds"], row["failed"], row["mean"], row["std"]) == ("", "2", "2", "0.25", "0.0")
     assert "| (defaults) | 2 | 0.25 | 0 | 2 failed (diverged in round 3) |" in (only_folder() / "table.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")  # of Hydra's plugin, which is old
+@pytest.mark.parametrize("end", [lambda: math.nan, lambda: raised(Pruned(1, math.nan, ""))], ids=["end", "pruned"])
+def test_a_search_goes_on_after_an_objective_that_is_not_a_number(end: Callable[[], float], launch: Sweep) -> None:
+    """And so does the same command."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
+    ran: list[float] = []
+
+    def run(cfg: DictConfig) -> float:
+        ran.append(cfg.local.lr)
+        return end() if len(ran) % 3 == 1 else 0.5
+
+    for count in (1, 2):
+        code, _, err = launch(run, "hparams_search=optuna", "hydra.sweeper.n_trials=3")
+        assert (code, len(ran)) == (0, 3 * count), err
+    found = [job.status for row in records.read(only_folder()) for job in row.jobs]
+    assert sorted(found) in (["failed", "finished", "finished"], ["finished", "finished", "pruned"])
+
+
+def test_a_grid_has_an_objective_that_is_not_a_number(launch: Sweep) -> None:
+    assert launch(lambda cfg: math.nan, "seed=0,1")[0] == 0
 
 
 def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Sweep) -> None:
