@@ -14,6 +14,12 @@ from fedlab_runner.utils.files import write_text_atomically
 FOLDER = ".hydra"  # in the run's folder
 
 
+def overrides_of(hydra: Any, part: str = "task") -> list[str]:
+    """The overrides of a command or a job in Hydra's part of a config, as texts: their interpolations stay."""
+    texts: Any = OmegaConf.to_container(hydra.overrides[part], resolve=False)
+    return [*map(str, texts)]
+
+
 def write(cfg: DictConfig) -> None:
     """Writes the composed config, Hydra's own part, and the overrides of the current job."""
     hydra: Any = HydraConfig.instance().cfg

@@ -7,6 +7,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.config.run_id import VOLATILE
 from fedlab_runner.methods.registry import Method, add_folder, choices_of, method_style
 from fedlab_runner.sweep.records import varying
@@ -69,7 +70,7 @@ def _differing(method: Method) -> Sequence[str]:
     folder = sweep_folder()
     keys = varying(folder) if folder is not None else None
     found = []
-    for override in HydraConfig.get().overrides.task:
+    for override in overrides_of(HydraConfig.get()):
         shown = override.lstrip("+~").rpartition("@")[2]
         key = shown.partition("=")[0]
         told = key in ("seed", "algorithm", *method.told)

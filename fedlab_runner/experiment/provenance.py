@@ -15,6 +15,7 @@ from hydra.utils import get_original_cwd
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.config.build import RUN_ID, conf_dir
+from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.experiment.code_hash import Code, own_folders
 from fedlab_runner.utils.files import append_line
 from fedlab_runner.utils.system import processor
@@ -61,14 +62,14 @@ def command_of(hydra: DictConfig, name: str) -> str:
             parts += ["--config-dir", source.path]
     if hydra.job.config_name != "train":
         parts += ["--config-name", hydra.job.config_name]
-    parts += [each for each in hydra.overrides.hydra if not each.startswith("hydra.mode=")]
+    parts += [each for each in overrides_of(hydra, "hydra") if not each.startswith("hydra.mode=")]
     place, cwd = Path(hydra.runtime.output_dir), Path(hydra.runtime.cwd)
     alone: Any = OmegaConf.to_container(hydra.run, resolve=False)
     if cwd / str(alone["dir"]).replace(RUN_ID, name) != place:
         folder = str(place.relative_to(cwd) if place.is_relative_to(cwd) else place)
         parts = [each for each in parts if not each.startswith("hydra.run.dir=")]
         parts.append("hydra.run.dir=" + (folder if re.fullmatch(r"[\w./-]+", folder) else _quoted(folder)))
-    return shlex.join([*parts, *hydra.overrides.task])
+    return shlex.join([*parts, *overrides_of(hydra)])
 
 
 def _quoted(text: str) -> str:

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedlab_runner.config.build import rounds_of
+from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.sweep import progress, states
 from fedlab_runner.sweep.records import GRID, Job, Row, read, read_job, read_json
 from fedlab_runner.sweep.table import refresh
@@ -58,7 +60,7 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         streams.make_optional()
-        overrides = list(config.hydra.overrides.task)
+        overrides = overrides_of(config.hydra)
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for path in (folder / "jobs").glob("*.json"):  # the sweep tries unfinished jobs again
@@ -107,7 +109,7 @@ def _grid(config: DictConfig) -> list[list[str]]:
         return []
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     try:
-        parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+        parsed = OverridesParser.create().parse_overrides([*params, *overrides_of(config.hydra)])
         return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
     except HydraException:  # a fault that Hydra reports, or glob(*), which needs the config groups
         return []
@@ -126,13 +128,14 @@ class JobRecord:
 
     def __init__(self, cfg: DictConfig) -> None:
         hydra = HydraConfig.get()
-        self._rounds, seed = rounds_of(cfg), cfg.get("seed")
-        self._metric = str(OmegaConf.select(cfg, "evaluation.metric"))
-        self._overrides, self._seed = list(hydra.overrides.task), seed if isinstance(seed, int) else None
+        self._rounds, seed = _value(rounds_of, cfg), _value(DictConfig.get, cfg, "seed")
+        self._metric = str(_value(OmegaConf.select, cfg, "evaluation.metric"))
+        self._overrides, self._seed = overrides_of(hydra), seed if isinstance(seed, int) else None
         self._output, self._number = Path(hydra.runtime.output_dir), int(hydra.job.num) + 1
         self._folder = os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd)
         rounds = self._summary().get("rounds")
-        self._reused = isinstance(rounds, int) and rounds >= self._rounds  # whether the run was finished before the job
+        known = isinstance(rounds, int) and isinstance(self._rounds, int)
+        self._reused = known and rounds >= self._rounds  # whether the run was finished before the job
         self._began = time.monotonic()
 
     def begin(self) -> None:
@@ -176,6 +179,14 @@ class JobRecord:
     def _write(self, sweep: Path, job: Job) -> list[Row]:
         write_text_atomically(self._path(sweep), checksummed_json.text(asdict(job)))
         return refresh(sweep)
+
+
+def _value(read: Callable[..., Any], *of: Any) -> Any:
+    """What `read` finds in a config; None where it cannot resolve it, which ends the job with its reason."""
+    try:
+        return read(*of)
+    except OmegaConfBaseException:
+        return None
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -68,6 +68,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
         "fedlab --config-dir 'my configs, ümläut' local=slow",
         "fedlab --config-dir mine --config-name half",
         "fedlab 'logger.tags=[a b,\"c,d\"]' seed=3 hydra.job.name=x",
+        "fedlab server_optimizer=sgd 'server_optimizer.lr=${local.lr}' 'local.weight_decay=${.momentum}'",
         "fedlab -m --config-dir mine local=slow,sgd experiment=own rounds=5",
         "fedlab -m seed=0,1 \"hydra.sweep.dir='sweeps, mine'\" 'hydra.sweep.subdir=${hydra.job.num}'",
         "fedlab seed=0,1 hydra.mode=MULTIRUN hydra.run.dir=elsewhere",
@@ -83,5 +84,5 @@ def test_the_command_of_each_job_is_the_same_run(command: str, typed: Type) -> N
 
 
 def test_a_plain_command_is_noted_as_it_was_typed(typed: Type) -> None:
-    command = "fedlab algorithm=fedavg 'logger.tags=[a b]' local.lr=0.3"
+    command = "fedlab algorithm=fedavg 'logger.tags=[a b]' local.lr=0.3 'local.weight_decay=${local.momentum}'"
     assert [job.command for job in typed(command)] == [command]

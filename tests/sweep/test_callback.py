@@ -344,6 +344,15 @@ def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     }
 
 
+def test_an_interpolation_stays_in_a_job(launch: Sweep) -> None:
+    """Its record is that of a job of the grid. An interpolation that cannot be resolved is a fault of its job alone."""
+    words = ("server_optimizer=sgd", "server_optimizer.lr=${local.lr}", "local.weight_decay=${.momentum}")
+    code, _, err = launch(lambda cfg: build.build(cfg).local.lr, "local.lr=0.1,0.2", "seed=0,${nope}", *words)
+    assert (code, err.splitlines()[-1]) == (1, "error: 2 of 4 jobs failed")
+    states = [[job.status for job in row.jobs] for row in records.read(only_folder())]
+    assert [*map(sorted, states)] == 2 * [["failed", "finished"]]
+
+
 def test_the_same_command_tries_again_what_failed(launch: Sweep) -> None:
     broken = True
 
