@@ -61,7 +61,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         streams.make_optional()
         overrides = overrides_of(config.hydra)
-        folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides)
+        folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides, _params(config))
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for path in (folder / "jobs").glob("*.json"):  # the sweep tries unfinished jobs again
             if read_job(path).get("status") != states.FINISHED:
@@ -104,23 +104,28 @@ def is_grid(hydra: Any) -> bool:
 
 def _grid(config: DictConfig) -> list[list[str]]:
     """The overrides of every job of a grid; empty for a search."""
-    sweeper = config.hydra.sweeper
     if not is_grid(config.hydra):
         return []
-    params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     try:
-        parsed = OverridesParser.create().parse_overrides([*params, *overrides_of(config.hydra)])
+        parsed = OverridesParser.create().parse_overrides([*_params(config), *overrides_of(config.hydra)])
         return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
     except HydraException:  # a fault that Hydra reports, or glob(*), which needs the config groups
         return []
 
 
-def sweep_id(overrides: Iterable[str]) -> str:
-    """The keys that vary and a hash of all overrides in any order, e.g. `algorithm_std_seed-1a2b3c4d`."""
+def _params(config: DictConfig) -> list[str]:
+    """The overrides that the config itself has for a sweep, such as those of an experiment."""
+    return [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+
+
+def sweep_id(overrides: Iterable[str], params: Iterable[str] = ()) -> str:
+    """The keys that vary and a hash of all overrides in any order, e.g. `algorithm_std_seed-1a2b3c4d`. The hash also
+    covers the config's own `params`: once they have changed, the table of a sweep is another one.
+    """
     overrides = sorted(overrides)
     names = [line.partition("=")[0].rpartition(".")[2] for line in overrides if re.search(r"=.*[,(]", line)]
     names += [line.replace("=", "-") for line in overrides if line.startswith("hparams_search=")]
-    return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', '_'.join(names))[:60] or 'sweep'}-{digest(overrides)}"
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', '_'.join(names))[:60] or 'sweep'}-{digest([*overrides, *sorted(params)])}"
 
 
 class JobRecord:

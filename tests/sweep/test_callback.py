@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -410,6 +411,16 @@ def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
 def test_a_fault_in_the_command_makes_no_sweep(launch: Sweep) -> None:
     code, _, err = launch(score, "local.lrr=1,2")
     assert (code, err) == (2, "error: local.lrr is not a key: did you mean local.lr?\n")
+
+
+def test_a_table_has_the_settings_of_the_experiment_as_it_is_now(launch: Sweep) -> None:
+    path = Path("mine/experiment/own.yaml")
+    path.parent.mkdir(parents=True)
+    for rates in ("0.1,0.2", "0.3,0.4"):
+        path.write_text(f"# @package _global_\nhydra: {{sweeper: {{params: {{local.lr: '{rates}'}}}}}}\n")
+        assert launch(lambda cfg: 0.5, "--config-dir=mine", "experiment=own")[0] == 0
+        tables = sorted(Path("outputs/sweeps").glob("*/table.md"), key=lambda each: each.stat().st_mtime_ns)
+        assert re.findall(r"local\.lr=(0\.\d)", tables[-1].read_text()) == rates.split(",")
 
 
 def test_numbers_of_the_summary_are_in_the_csv_unless_they_are_of_another_length(launch: Sweep) -> None:
