@@ -11,6 +11,7 @@ import torch
 
 import fedlab_runner
 from fedlab_runner import api, compose, run
+from fedlab_runner.experiment.export import saved_round
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import SMALL, composed, files
@@ -82,6 +83,23 @@ def test_the_weights_are_left_where_they_are_asked_for() -> None:
         assert file.metadata() == {"round": "2", "models": "1"}
     wanted = result.federation.family.state_dict(result.models[0])
     assert saved.keys() == wanted.keys() and all(torch.equal(saved[name], wanted[name]) for name in wanted)
+
+
+def test_a_longer_run_leaves_no_weights_and_pictures_of_a_shorter_one() -> None:
+    """It gets its own where they are asked for later. What is drawn at the start stays."""
+    overrides, asked = (*SMALL, "algorithm=fedavg"), ("logger.save_model=true", "logger.pictures=true")
+    run(compose(*overrides, *asked, "rounds=1"), "x")
+    for name in ("curves", "partition"):
+        Path("x/plots").mkdir(exist_ok=True)
+        Path(f"x/plots/{name}.png").touch()
+    run_in(Path("x"), compose(*overrides, *asked, "rounds=1"))
+    run_in(Path("x"), compose(*overrides, "rounds=1", "checkpoint.keep=1"))
+    assert saved_round(Path("x/model.safetensors")) == 1 and Path("x/plots/curves.png").exists()
+    run_in(Path("x"), compose(*overrides, "rounds=2", "logger.pictures=false"))
+    assert saved_round(Path("x/model.safetensors")) is None
+    assert [path.name for path in Path("x/plots").iterdir()] == ["partition.png"]
+    run_in(Path("x"), compose(*overrides, *asked[:1], "rounds=2"))
+    assert saved_round(Path("x/model.safetensors")) == 2
 
 
 def test_several_models_have_numbers(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedlab_runner.models.base import Architecture
 from fedlab_runner.plots.blocks import block_table, plot_blocks
 from fedlab_runner.plots.clients import client_table, plot_clients, write_client_table
 from fedlab_runner.plots.curves import plot_curves, plot_staleness
-from fedlab_runner.plots.diagnostics import plot_diagnostics
+from fedlab_runner.plots.diagnostics import PICTURES, plot_diagnostics
 from fedlab_runner.plots.partition import PARTITION_FILE, partition_table, plot_partition, write_partition_table
 from fedlab_runner.plots.topology import plot_topology
 from fedlab_runner.tracking.jsonl import Row
@@ -54,6 +54,7 @@ class RunArtifacts:
 
     def show_partition(self, recorder: Recorder) -> None:
         """Shows partition and topology as tables and pictures."""
+        self._remove_shorter(recorder)
         split = self._prepared.split[:LOGGED_CLIENTS]
         columns, rows = partition_table(split, self._strata, self._classes, self._prepared.uses)
         recorder.table("partition", columns, rows)
@@ -62,6 +63,16 @@ class RunArtifacts:
         self._write_partition()
         for name, picture in self._draw_partition() if self._draw else ():
             recorder.image(name, picture)
+
+    def _remove_shorter(self, recorder: Recorder) -> None:
+        """Removes models and pictures of fewer rounds, which the run would not replace if it now writes none."""
+        rounds = self._prepared.simulation.rounds
+        if any(row["round"] == rounds for row in recorder.rows()):
+            return
+        names = ("curves", "staleness", "clients", *PICTURES)
+        drawn = [self._plots / f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+        for path in (self._folder / MODEL_FILE, *drawn):
+            path.unlink(missing_ok=True)
 
     def show_results(self, recorder: Recorder, state: Any, saved: Architecture | None) -> None:
         """Writes the pictures of all rounds, the accuracy on each class and, for an architecture that is `saved`, the
