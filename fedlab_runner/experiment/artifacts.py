@@ -72,7 +72,8 @@ class RunArtifacts:
         names = ("curves", "staleness", "clients", *PICTURES)
         drawn = [self._plots / f"{name}.{kind}" for name in names for kind in ("png", "svg")]
         for path in (self._folder / MODEL_FILE, *drawn):
-            path.unlink(missing_ok=True)
+            if path.is_file():
+                path.unlink()
 
     def show_results(self, recorder: Recorder, state: Any, saved: Architecture | None) -> None:
         """Writes the pictures of all rounds, the accuracy on each class and, for an architecture that is `saved`, the
