@@ -27,10 +27,13 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner.config import secrets
 from fedlab_runner.utils.errors import UserError
 
-# Classes that Hydra may build: its own, those of installed plugins, Optuna's samplers, and this package's callback.
+# Classes that Hydra may build: its own, those of installed plugins, Optuna's samplers, and this package's callback. A
+# class stands in a module of a plugin, not in what that module has imported, such as `logging`, and is named for its
+# use.
 _BUILT = re.compile(
-    r"(hydra\._internal\.core_plugins|hydra\.experimental\.callbacks|hydra_plugins)(\.\w+)*\.[A-Z]\w+"
-    r"|optuna\.samplers\.[A-Z]\w+|fedlab_runner\.sweep\.callback\.SweepCallback"
+    r"(hydra\._internal\.core_plugins|hydra_plugins\.\w+)\.[a-z]\w*\.[A-Z]\w*(Launcher|Sweeper|Callback)"
+    r"|hydra\.experimental\.callbacks\.[A-Z]\w*Callback|optuna\.samplers\.[A-Z]\w*Sampler"
+    r"|fedlab_runner\.sweep\.callback\.SweepCallback"
 )
 # Parts of a config from which Hydra builds objects. They may hold only these interpolations, which give texts.
 _BUILT_FROM = re.compile(r"hydra\.(callbacks|launcher|sweeper|job_logging|hydra_logging)(\..*)?")

@@ -310,6 +310,10 @@ OF_HYDRA = [
     "hydra: {job_logging: {handlers: {file: {filename: '${now:ext://payload.}log'}}}}",
     "hydra: {job_logging: {handlers: {file: {delay: true, .: {baseFilename: mark}}}}}",
     "defaults: [override /hydra/sweeper: optuna]\nhydra: {sweeper: {custom_search_space: payload.call}}",
+    *(
+        f"hydra: {{callbacks: {{x: {{_target_: {module}.logging.FileHandler, filename: mark}}}}}}"
+        for module in ("hydra.experimental.callbacks", "hydra_plugins.hydra_optuna_sweeper._impl.optuna.logging")
+    ),
     f"logger: {{tags: [[{CALL}]]}}",
     f"local: {{lr: [{CALL}]}}",
     f"seed: [{CALL}]",
