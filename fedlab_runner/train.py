@@ -31,6 +31,7 @@ from fedlab_runner.tracking.metric_direction import check_direction
 from fedlab_runner.utils import frames, imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, RunFailed, UserError
+from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
 from fedlab_runner.utils.system import SHARED_BY
 
@@ -155,7 +156,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     """Prints the error to stderr and returns its exit code."""
     if isinstance(error, Interrupted):
         sweep = os.environ.get(FOLDER)
-        where = f" ({os.path.relpath(sweep)})" if sweep else ""
+        where = f" ({visible(os.path.relpath(sweep))})" if sweep else ""
         then = f"the same command continues with the sweep{where}" if sweep else next_start()
         over_echo = "\r" if sys.stderr.isatty() else ""  # the terminal has written ^C there
         print(f"{over_echo}{error}; {then}", file=sys.stderr)
@@ -169,10 +170,11 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     lines = explain(error, arguments)
     if lines is None:
         text = "".join(traceback.format_exception(unwrapped(error)))
-        print(secrets.redacted(text), file=sys.stderr, end="")
+        for line in secrets.redacted(text).splitlines():
+            print(visible(line), file=sys.stderr)
         return 1
     for line in lines:
-        print(f"error: {secrets.redacted(line)}", file=sys.stderr)
+        print(f"error: {visible(secrets.redacted(line))}", file=sys.stderr)
     return 1 if is_of_run(error) else 2
 
 

@@ -320,6 +320,7 @@ def test_the_folder_of_a_run_is_the_users_choice(
     [
         (UserError("the file x is damaged: download it again"), 2, "error: the file x is damaged: download it again\n"),
         (Diverged("diverged in round 3"), 1, "error: diverged in round 3\n"),
+        (UserError("a\x1b[2Jb"), 2, "error: a\\x1b[2Jb\n"),  # a text of a stranger's file
     ],
 )
 def test_what_the_user_can_mend_has_no_traceback(
@@ -352,11 +353,11 @@ def test_a_run_has_the_usual_garbage_collector(command: Command, stand_in: Calla
 
 def test_a_bug_shows_its_traceback(command: Command, stand_in: Callable[..., None]) -> None:
     def fail(cfg: DictConfig) -> float:
-        raise RuntimeError("a bug")
+        raise RuntimeError("a bug\x1b[2J")
 
     stand_in(fail)
     code, shown = command()
-    assert code == 1
+    assert code == 1 and "\x1b" not in shown
     assert "in fail" in shown and "RuntimeError: a bug" in shown and "Error executing job" not in shown
 
 

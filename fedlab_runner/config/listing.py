@@ -7,12 +7,14 @@ is a choice's first comment, else the docstring of its class.
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.utils import plugin_folders
+from fedlab_runner.utils import plugin_folders, untrusted
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.escaping import visible
 
 MAX_CHOICES_CHARACTERS = 80  # of the choices that the list of groups shows beside a group
 _NO_GROUPS = ("paper",)  # folders of conf that are not groups
@@ -33,7 +35,7 @@ def show(group: str | None, config_dir: Path | None = None) -> None:
         hint = f"did you mean {guess}? " if guess else ""
         raise UserError(f"{group} is not a group: {hint}groups: {', '.join(names)}")
     width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows))
+    print("\n".join(visible(f"{name:<{width}}  {text}".rstrip()) for name, text in rows))
 
 
 def groups() -> list[str]:
@@ -56,7 +58,10 @@ def choices(group: str, folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _about(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = untrusted.read_bytes(path).decode(errors="replace")
+    except (OSError, untrusted.Unreadable) as fault:
+        return str(fault)
     if comment := re.match(r"(?:# @.*\n)?((?:# .*\n)+)", text):
         return _first_sentence(re.sub(r"^# ", "", comment[1], flags=re.MULTILINE))
     target = re.search(r"^_target_: (\S+)", text, re.MULTILINE)
@@ -68,12 +73,15 @@ def _about(path: Path) -> str:
 
 
 def _source(module: str, choice: Path) -> ast.Module:
-    """The statements of a module of this package or of a folder above a choice; no statements if neither has it."""
+    """The statements of a module of this package or of a folder above a choice; none if neither has it, or if it is
+    none of Python.
+    """
     name = module.replace(".", "/")
     for folder in (Path(__file__).parents[2], *choice.parents):
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):
             if name and path.is_file():
-                return ast.parse(path.read_text(encoding="utf-8"))
+                with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+                    return ast.parse(untrusted.read_bytes(path))
     return ast.Module([], [])
 
 

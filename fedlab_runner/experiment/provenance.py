@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner.config.build import RUN_ID, conf_dir
 from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.experiment.code_hash import Code, own_folders
+from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.files import append_line
 from fedlab_runner.utils.system import processor
 
@@ -43,10 +44,11 @@ def record(folder: Path, command: str | None, threads: int, code: Code, device: 
 def codes(folder: Path) -> list[Code]:
     """The code of each start of the run in a folder, as far as it can be read."""
     found = []
-    with suppress(OSError):
-        for line in (folder / COMMANDS_FILE).read_bytes().splitlines():
-            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                found.append({str(name): str(digest) for name, digest in json.loads(line)["code"].items()})
+    with suppress(OSError, untrusted.Unreadable):
+        for line in untrusted.lines(folder / COMMANDS_FILE):
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                code = untrusted.parse_json(line)["code"]
+                found.append({str(name): str(digest) for name, digest in code.items()})
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich import get_console
 from rich.text import Text
 
+from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import open_own
 from fedlab_runner.utils.own_modules import is_installed
 from fedlab_runner.utils.streams import Forgiving, text_of
@@ -39,7 +40,7 @@ class LineHandler(logging.Handler):
                 line.append(
                     f"{record.levelname.lower()}: ", "bold red" if record.levelno >= logging.ERROR else "yellow"
                 )
-            line.append(self.format(record), "not dim")
+            line.append("\n".join(map(visible, self.format(record).splitlines())), "not dim")
             get_console().print(line, soft_wrap=True, highlight=False)
         except Exception:  # as other handlers do: a log line must not end a run
             self.handleError(record)

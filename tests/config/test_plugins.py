@@ -187,4 +187,17 @@ def test_a_folders_choices_are_listed(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bimodal ")]
     assert line.split(maxsplit=1)[1].startswith("A `share` of the clients is about `slow` rounds late")
     assert "bimodal" not in sys.modules
+    Path("mine/bimodal.py").write_text("def (")
+    Path("mine/delay/latin.yaml").write_bytes(b"# M\xfcnchen's.\n")
+    Path("mine/delay/other.yaml").write_text("# Clears\x1b[2J it.\n")
+    os.mkfifo("mine/delay/pipe.yaml")
+    assert train.main() == 0
+    shown = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    told = {name: "".join(text) for name, *text in shown if Path(f"mine/delay/{name}.yaml").exists()}
+    assert told == {
+        "bimodal": "",
+        "latin": "M\ufffdnchen's.",
+        "other": "Clears\\x1b[2J it.",
+        "pipe": "is not a plain file",
+    }
     assert fedlab("--list", "delays", "--config-dir=nowhere") == (2, "error: --config-dir=nowhere is no folder\n")

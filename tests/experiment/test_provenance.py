@@ -3,8 +3,10 @@
 `tests/sweep/test_callback.py` carries one out.
 """
 
+import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,3 +88,14 @@ def test_the_command_of_each_job_is_the_same_run(command: str, typed: Type) -> N
 def test_a_plain_command_is_noted_as_it_was_typed(typed: Type) -> None:
     command = "fedlab algorithm=fedavg 'logger.tags=[a b]' local.lr=0.3 'local.weight_decay=${local.momentum}'"
     assert [job.command for job in typed(command)] == [command]
+
+
+def test_a_pipe_in_the_place_of_the_commands_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / provenance.COMMANDS_FILE)
+    found: list[Any] = []
+    reading = threading.Thread(target=lambda: found.append(provenance.codes(tmp_path)), daemon=True)
+    reading.start()
+    reading.join(5)
+    if reading.is_alive():
+        os.close(os.open(path, os.O_WRONLY))
+    assert found == [[]]

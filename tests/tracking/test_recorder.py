@@ -298,7 +298,9 @@ def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pyt
         log.addHandler(LineHandler())
         log.info("%s", words)
         log.warning("%s", words)
-        first, second = shown.getvalue().splitlines()
+        log.info("\x1b[2J%s\nnext", "a stranger's \x07")
+        first, second, *others = shown.getvalue().splitlines()
+        assert [others[0][9:], *others[1:]] == ["\\x1b[2Ja stranger's \\x07", "next"]
         assert re.fullmatch(r"\d\d:\d\d:\d\d " + re.escape(words), first)
         assert re.fullmatch(r"\d\d:\d\d:\d\d warning: " + re.escape(words), second)
 
