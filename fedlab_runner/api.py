@@ -31,13 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from fedlab_runner.config import plugins
-from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.config.build import register_resolvers, run_id
+from fedlab_runner.config.composing import composed
 from fedlab_runner.config.explain import explain
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.experiment.loading import Loaded
@@ -84,8 +84,7 @@ def compose(*overrides: str) -> DictConfig:
     register_resolvers()
     plugins.register()
     try:
-        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return hydra.compose("train", list(overrides))
+        return composed(overrides)
     except Exception as error:
         lines = explain(error, overrides)
         if lines is None:
@@ -105,8 +104,9 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     """The run in a folder, finished or not: `module` (or `modules`) with its weights, `test`, `config`, `metrics`.
 
     `load` trains and writes nothing. The weights are those of `model.safetensors`, or of the newest checkpoint if that
-    is newer. `load` reads the data set again. `overrides` set keys that differ on this machine, such as
-    "dataset.root=/data". Raises UserError, one line, for a folder without a run or its weights, and for missing data.
+    is newer. `load` reads the data set again: it downloads nothing, and decodes images into a temporary file.
+    `overrides` set keys that differ on this machine, such as "dataset.root=/data" or "dataset.cache=/images". Raises
+    UserError, one line, for a folder without a run or its weights, and for missing data.
     """
     register_resolvers()
     plugins.register()

@@ -4,13 +4,18 @@ import doctest
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import hydra
 import pytest
 import torch
 
 import fedlab_runner
-from fedlab_runner import api, compose, run
+from fedlab_runner import api, compose, load, run
 from fedlab_runner.experiment.export import saved_round
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
@@ -53,6 +58,47 @@ def test_a_finished_run_is_loaded_with_its_state_and_a_longer_one_goes_on() -> N
     assert run(compose(*SMALL, "algorithm=fedbuff", "rounds=4"), "x").metrics[-1]["round"] == 4
     with pytest.raises(UserError, match=r"^rounds must be >= 4, got 2: the run in x has gone on so far"):
         run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
+
+
+@contextmanager
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "within",
+    [double, torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu")],
+    ids=["float64", "no_grad", "inference_mode", "autocast"],
+)
+def test_a_run_has_the_numbers_of_the_command_in_a_program_with_other_settings(within: Any) -> None:
+    """The program has its settings afterwards."""
+    cfg = compose(*SMALL, "algorithm=fedavg", "model=mlp", "rounds=2")
+    run(cfg, "plain")
+    with within():
+        before = settings()
+        result = run(cfg, "within")
+        assert settings() == before and load("within").module[1].weight.dtype == torch.float32
+    assert files(Path("plain")) == files(Path("within")) and result.models.dtype == torch.float32
+
+
+def settings() -> tuple[Any, ...]:
+    nested = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return torch.get_default_dtype(), *nested, *modes
+
+
+def test_a_program_that_uses_hydra_composes_too(tmp_path: Path) -> None:
+    """Its own Hydra is there afterwards, also after a fault, whose line is looked for in all keys."""
+    (tmp_path / "theirs.yaml").write_text("mine: 1\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("seed=3").seed == 3
+        with pytest.raises(UserError, match=r"did you mean local\.lr\?$"):
+            compose("local.lrr=1")
+        assert hydra.compose("theirs").mine == 1
 
 
 def test_faults_are_one_line() -> None:

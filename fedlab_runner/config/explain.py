@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
+from fedlab_runner.config.composing import composed
 from fedlab_runner.config.listing import choices, places
 from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.attempt import next_start
@@ -145,11 +144,8 @@ def known_keys(arguments: Sequence[str]) -> list[str]:
         if re.fullmatch(r"[a-z][\w@./]*=.*", argument) and "." not in argument.partition("=")[0].partition("@")[0]
     ]
     for overrides in (choices, [each for each in choices if _is_group(each)], []):
-        GlobalHydra.instance().clear()
         try:
-            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-                cfg = compose("train", list(overrides), return_hydra_config=True)
-                return list(_keys(OmegaConf.to_container(cfg), ""))
+            return list(_keys(OmegaConf.to_container(composed(overrides, with_hydra=True)), ""))
         except (HydraException, OmegaConfBaseException, ValueError):
             continue
     return []

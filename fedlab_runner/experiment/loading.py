@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import check
+from fedlab_runner.config.run_id import VOLATILE
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.global_rng import kept_globals, own_generators
 from fedlab_runner.core.model_family import ModelFamily
@@ -29,6 +31,7 @@ from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.run_files import CONFIG, MODEL_FILE
+from fedlab_runner.utils.torch_settings import usual_settings
 
 _log = logging.getLogger("fedlab_runner")
 R = TypeVar("R")
@@ -85,6 +88,7 @@ class Loaded:
         return self._client_module(client)
 
 
+@usual_settings()
 @kept_globals()
 def load(folder: str | Path, *overrides: str) -> Loaded:
     """Loads the run in a folder, finished or not, and writes nothing. `overrides` set keys that differ on this machine,
@@ -106,8 +110,9 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     threads = torch.get_num_threads()
     try:
         # on the CPU, client by client: the folder may come from another machine
-        components = check(_with(cfg, "device=cpu")).build()
-        prepared = prepare(replace(components, executor=Loop(compile=False)))
+        with TemporaryDirectory() as place:
+            changed = _with(_writing_only_to(place, recorded), *overrides, "device=cpu")
+            prepared = prepare(replace(check(changed).build(), executor=Loop(compile=False)))
     finally:
         torch.set_num_threads(threads)  # the program's own
     simulation = prepared.simulation
@@ -151,6 +156,13 @@ def _config(folder: Path) -> DictConfig:
     if not isinstance(values, dict):
         raise UserError(f"{folder / CONFIG} holds no config")
     return OmegaConf.create(values)
+
+
+def _writing_only_to(place: str, cfg: DictConfig) -> DictConfig:
+    """The config of a run that downloads no data and keeps images, if it does, in files in `place`."""
+    values = {"download": False, "cache": place}
+    keys = [key for key in VOLATILE if key.rpartition(".")[2] in values and OmegaConf.select(cfg, key)]
+    return _with(cfg, *(f"{key}={values[key.rpartition('.')[2]]}" for key in keys))
 
 
 def _with(cfg: DictConfig, *overrides: str) -> DictConfig:

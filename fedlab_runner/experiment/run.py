@@ -31,6 +31,7 @@ from fedlab_runner.utils.attempt import Attempt
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import remove_leftovers
 from fedlab_runner.utils.frames import in_one_chunk
+from fedlab_runner.utils.torch_settings import usual_settings
 
 _log = logging.getLogger("fedlab_runner")
 
@@ -51,6 +52,7 @@ def run(cfg: DictConfig) -> float:
     return run_in(Path(hydra.runtime.output_dir), cfg, partial(provenance.command_of, hydra))
 
 
+@usual_settings()
 @kept_globals()
 def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | None = None) -> float:
     """Runs or continues the experiment in a folder, or reads a finished one; returns the objective.
@@ -73,6 +75,7 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         return float(outcome.summary["objective"])
 
 
+@usual_settings()
 @kept_globals()
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     """Runs or continues the experiment in a folder, or loads a finished one from its last checkpoint.

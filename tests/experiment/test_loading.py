@@ -16,6 +16,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.run_files import MODEL_FILE
 from tests.helpers import pictures
 from tests.helpers.composed import composed
+from tests.helpers.own_files import write_images
 
 TRAINED = ("rounds=2", "evaluation.every=1", "executor=loop", "threads=1", "server_data=none")
 FEDAVG = (*TRAINED, "algorithm=fedavg", "delay=none")
@@ -161,6 +162,19 @@ def test_a_key_may_differ_on_this_machine(tmp_path: Path) -> None:
     assert len(fewer.test) == 77 and fewer.config.dataset.num_test == 77
     with pytest.raises(UserError, match=r"^dataset\.roott is not a key"):
         load(tmp_path, "dataset.roott=x")
+
+
+def test_loading_leaves_no_file(tmp_path: Path) -> None:
+    """Nor in the cache that the config names, where a user gives none."""
+    write_images(tmp_path / "images", "abc", (12, 12, 12))
+    own, cache = ("dataset=image_folder", f"dataset.root={tmp_path}/images"), tmp_path / "cache"
+    run_in(tmp_path / "run", composed(*FEDAVG, *own, f"dataset.cache={cache}", "num_clients=3", "rounds=0"))
+    shutil.rmtree(cache)
+    before = sorted(tmp_path.rglob("*"))
+    wanted = [inputs for inputs, _ in load(tmp_path / "run").test]
+    assert sorted(tmp_path.rglob("*")) == before
+    again = [inputs for inputs, _ in load(tmp_path / "run", f"dataset.cache={cache}").test]
+    assert cache.exists() and len(again) and all(map(torch.equal, wanted, again))
 
 
 def test_loading_leaves_torch_as_it_was(tmp_path: Path) -> None:
