@@ -120,7 +120,7 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             return state
         rows = fed.row_store(self.store_on, fed.family.size)
         ids, warmed_up = arrivals.ids.tolist(), fed.round >= self.warmup
-        caches = {n: [CachedModel(*entry) for entry in cache] for n, cache in state.caches.items()}
+        caches = {n: [*cache] for n, cache in state.caches.items()}
         free = list(caches) if warmed_up and self.strategy == "optimal" else [n for n in ids if n in caches]
         total = self._without(state, caches, free, rows)
         self._push(caches, arrivals, rows, fed)  # line 8

@@ -23,18 +23,38 @@ def pack(value: Any, named: Callable[[Tensor], Any] = lambda tensor: tensor) -> 
     if isinstance(value, tuple | list):
         return [pack(item, named) for item in value]
     if isinstance(value, dict):
+        if others := {_name(type(key)) for key in value if type(key) not in (str, int)}:
+            raise UserError(f"the keys of a State's dicts are texts or whole numbers (int), not {', '.join(others)}")
         return {key: pack(item, named) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or type(value) in (bool, int, float, str):  # numpy.float64 is a float, but of a class of its own
         return value
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = _name(type(value))
     raise UserError(f"a State holds tensors, numbers, texts, and tuples, lists or dicts of them, not {kind}")
 
 
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
 def unpack(packed: Any, *, like: Any) -> Any:
-    """The packed value with the NamedTuple classes of `like`, a value of the same structure."""
-    if isinstance(like, tuple) and hasattr(like, "_make"):
-        return type(like)._make(unpack(item, like=inner) for item, inner in zip(packed, like, strict=True))
+    """The packed value with the NamedTuple classes of `like`, a value of the same structure, and with those that the
+    annotations of its fields name.
+    """
+    if hasattr(like, "_fields"):
+        items = zip(packed, like, _parts(type(like), (), 0) or (), strict=True)
+        return type(like)._make(
+            unpack(item, like=inner) if hasattr(inner, "_fields") else unpack(_rebuilt(item, hint), like=inner)
+            for item, inner, hint in items
+        )
     return tuple(packed) if isinstance(like, tuple) else packed
+
+
+def classes(value: Any) -> list[type]:
+    """The classes of the NamedTuples in a value, from the outside inwards."""
+    if not isinstance(value, dict | list | tuple):
+        return []
+    inner = [each for item in (value.values() if isinstance(value, dict) else value) for each in classes(item)]
+    return [type(value), *inner] if hasattr(value, "_fields") else inner
 
 
 def differs(packed: Any, *, like: Any) -> bool:
@@ -66,17 +86,35 @@ def _mistyped(packed: Any, hint: Any) -> bool:
     if kind in (Union, UnionType):
         return all(_mistyped(packed, each) for each in inner)
     if kind is dict:
-        key, item = inner
+        key, item = inner or (Any, Any)
         return not isinstance(packed, dict) or any(_mistyped(k, key) or _mistyped(v, item) for k, v in packed.items())
-    if hasattr(kind, "_fields"):
-        hints = [_hints(kind).get(name, Any) for name in kind._fields]
-    elif kind is tuple and inner[-1:] != (...,):
-        hints = [*inner]
-    elif kind in (list, tuple):
-        hints = [inner[0]] * (len(packed) if isinstance(packed, list) else 0)
-    else:
+    parts = _parts(kind, inner, len(packed) if isinstance(packed, list) else 0)
+    if parts is None:
         return not isinstance(packed, _PLAIN.get(kind, object))
-    return not isinstance(packed, list) or len(packed) != len(hints) or any(map(_mistyped, packed, hints))
+    return not isinstance(packed, list) or len(packed) != len(parts) or any(map(_mistyped, packed, parts))
+
+
+def _rebuilt(packed: Any, hint: Any) -> Any:
+    """A packed value with the NamedTuples, lists and tuples that an annotation names."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = next((each for each in get_args(hint) if not _mistyped(packed, each)), Any)
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is dict and inner and isinstance(packed, dict):
+        return {key: _rebuilt(item, inner[1]) for key, item in packed.items()}
+    parts = _parts(kind, inner, len(packed)) if isinstance(packed, list) else None
+    if parts is None or len(parts) != len(packed):
+        return packed
+    items = map(_rebuilt, packed, parts)
+    return kind._make(items) if hasattr(kind, "_fields") else kind(items)
+
+
+def _parts(kind: Any, inner: tuple[Any, ...], count: int) -> list[Any] | None:
+    """The annotations of the parts of a NamedTuple, tuple or list of `count` parts; None for another annotation."""
+    if hasattr(kind, "_fields"):
+        return [_hints(kind).get(name, Any) for name in kind._fields]
+    if kind is tuple and inner and inner[-1] is not ...:
+        return [*inner]
+    return [inner[0] if inner else Any] * count if kind in (list, tuple) else None
 
 
 def layout(value: Any) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedlab_runner.checkpoints.state_packing import differs, fits, layout, pack
+from fedlab_runner.checkpoints.state_packing import classes, differs, fits, layout, pack, unpack
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import tensors_in
@@ -29,6 +29,8 @@ def first_round(algorithm: Algorithm[Any], state: Any, fed: Federation) -> Any:
     if not fed.round:  # against the first State, as a checkpoint is: later ones may have more rows
         alike = fits(packed, layout(after), like=state) and not differs(packed, like=state)
         require(alike, algorithm, "round", "a State with the fields, types and sizes of the one before", after)
+        whole = classes(unpack(packed, like=state)) == classes(after)
+        require(whole, algorithm, "round", "a State whose fields name the NamedTuples in their lists and dicts", after)
     free = not any(tensor.requires_grad for tensor in tensors_in(after))
     require(free, algorithm, "round", "a State of tensors without a gradient's history (x.detach())", after)
     return after

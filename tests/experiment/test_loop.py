@@ -423,6 +423,20 @@ def test_a_state_that_no_run_could_continue_from_ends_the_first_round(
         run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
 
 
+class Listed(NamedTuple):
+    params: torch.Tensor
+    past: list[Any]
+
+
+def test_a_state_with_namedtuples_that_no_field_names_ends_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedAvg, "init", lambda self, fed: Listed(fed.family.init(fed.seed), []))
+    monkeypatch.setattr(FedAvg, "server_step", lambda self, state, *how: state._replace(past=[Params(state.params)]))
+    with pytest.raises(UserError, match=r"^FedAvg.round must give a State whose fields name the NamedTuples in their"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+
+
 @pytest.mark.parametrize("given", [lambda rows: rows, lambda rows: {"rows": rows}, lambda rows: (rows[:1],)])
 def test_what_clients_send_has_a_row_for_each(given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     update = FedAvg.client_update

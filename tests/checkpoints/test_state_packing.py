@@ -1,0 +1,59 @@
+"""What a State may hold comes back from a checkpoint as it was; the rest is refused before a round."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from fedlab_runner.checkpoints.state_packing import classes, differs, pack, unpack
+from fedlab_runner.utils.errors import UserError
+
+
+class Entry(NamedTuple):
+    loss: float
+    round: int
+
+
+class Inner(NamedTuple):
+    total: float
+
+
+class State(NamedTuple):
+    by_client: dict[int, list[Entry]]
+    latest: Entry | None
+    pairs: tuple[tuple[int, Entry], ...]
+    inner: Any
+    anything: list
+    names: dict
+
+
+FIRST = State({}, None, (), Inner(0.0), [], {})
+LATER = State({3: [Entry(0.5, 1)], 4: []}, Entry(0.1, 2), ((1, Entry(0.2, 3)),), Inner(2.0), [1, "a"], {"b": [2]})
+
+
+@pytest.mark.parametrize("state", [FIRST, LATER])
+def test_a_state_comes_back_as_it_was(state: State) -> None:
+    packed = pack(state)
+    assert not classes(packed) and not differs(packed, like=FIRST)
+    back = unpack(packed, like=FIRST)
+    assert repr(back) == repr(state) and classes(back) == classes(state)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.float64(0.5), "numpy.float64"),
+        (np.str_("a"), "numpy.str_"),
+        ({np.int64(3): 0}, "numpy.int64"),
+        ({0.5: 0}, "float"),
+        (np.zeros(2), "numpy.ndarray"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_named(value: Any, kind: str) -> None:
+    with pytest.raises(UserError, match=rf", not {kind}$"):
+        pack(LATER._replace(inner=Inner(value)))
+
+
+def test_classes_that_no_annotation_names_are_seen() -> None:
+    state = FIRST._replace(anything=[Entry(0.5, 1)])
+    assert classes(unpack(pack(state), like=FIRST)) != classes(state)
