@@ -1,5 +1,5 @@
-"""Checks, before a run continues from a checkpoint, that its config, its examples, delays and topology, its code and its
-frozen weights are those of its beginning.
+"""Checks, before a run continues from a checkpoint, that its config, its examples, delays and topology, its code and
+its frozen weights are those of its beginning.
 """
 
 import logging
