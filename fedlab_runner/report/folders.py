@@ -132,9 +132,9 @@ def _is_run(folder: Path, names: set[str]) -> bool:
 
 
 def _run_folder(sweep: Path, job: Mapping[str, Any]) -> Path | None:
-    """The folder of a job's run, which lies beside the folder `sweeps`; None if the record has none."""
-    name = Path(str(job.get("folder", ""))).name
-    return None if name in ("", "..") else sweep.parent.parent / name
+    """The folder of a job's run, or the one that it would have beside `sweeps`; None if the record has none."""
+    name = Path(noted := str(job.get("folder", ""))).name
+    return None if name in ("", "..") else records.run_folder(sweep, noted) or sweep.parent.parent / name
 
 
 def _notes(path: Path) -> dict[Path, _Note]:

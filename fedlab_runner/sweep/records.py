@@ -175,13 +175,14 @@ def to_come(folder: Path) -> list[list[str]]:
 
 def finished(folder: Path) -> list[Path]:
     """The run folders of a sweep's finished jobs that are below the folder with `sweeps`."""
-    found = (_run_folder(folder.parent.parent, Path(job.folder).parts) for row in read(folder) for job in row.finished)
+    found = (run_folder(folder, job.folder) for row in read(folder) for job in row.finished)
     return [each for each in found if each is not None]
 
 
-def _run_folder(place: Path, parts: Sequence[str]) -> Path | None:
-    """The run's folder below `place`; None if it is not there. A record has its path from where the user typed the
-    command, so that only its last parts are those from `place`.
+def run_folder(sweep: Path, noted: str) -> Path | None:
+    """The folder of a job's run, below the folder with `sweeps`; None if it is not there. A record has its path
+    (`noted`) from where the user typed the command, so that only its last parts are those from there.
     """
+    place, parts = sweep.parent.parent, [part for part in Path(noted).parts if part not in ("/", "..")]
     paths = (place.joinpath(*parts[i:]) for i in range(len(parts)))
     return next((path for path in paths if path.is_dir()), None)

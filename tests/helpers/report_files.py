@@ -41,6 +41,6 @@ def write_failed_job(outputs: Path, folder: Path, error: str) -> Path:
     """A sweep's note that a job failed."""
     sweep = outputs / "sweeps" / "a-sweep"
     (sweep / "jobs").mkdir(parents=True, exist_ok=True)
-    job = {"folder": f"outputs/{folder.name}", "status": "failed", "error": error}
+    job = {"folder": f"outputs/{folder.relative_to(outputs)}", "status": "failed", "error": error}
     (sweep / "jobs" / f"{folder.name}.json").write_text(checksummed_json.text(job))
     return sweep

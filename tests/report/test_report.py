@@ -37,6 +37,7 @@ from fedlab_runner.report.content import Chart, Report, ReportTable, Section, ce
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.report.metric_sections import partitions
+from fedlab_runner.sweep.records import run_folder
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
@@ -640,6 +641,21 @@ def test_a_failure_is_that_of_the_run_beside_its_sweep(tmp_path: Path) -> None:
         "one": None,
         "other": "the run diverged",
     }
+
+
+def test_runs_of_a_sweep_may_lie_deeper(tmp_path: Path) -> None:
+    """As with hydra.sweep.subdir='seed${seed}/${run_id:}'. A record leads nowhere else."""
+    folder = write_run(tmp_path, "algorithm=fedavg", rows=curve(0.1))
+    deeper = tmp_path / "seed0" / folder.name
+    deeper.parent.mkdir()
+    folder.rename(deeper)
+    write_failed_job(tmp_path, deeper, "the run diverged")
+    (sweep,) = (tmp_path / "sweeps").iterdir()
+    (run,) = find([sweep]).runs
+    assert run.folder == deeper and run.error == "the run diverged"
+    (tmp_path / "below").mkdir()
+    assert run_folder(tmp_path / "below" / "sweeps" / "id", f"../seed0/{folder.name}") is None
+    assert run_folder(tmp_path / "below" / "sweeps" / "id", str(deeper)) is None
 
 
 def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from tests.helpers import relations
 
-NAMES = {"killed", "memory", "extended", "processes", "watched", "side by side", "compiled", "summed"}
+NAMES = {"killed", "memory", "extended", "processes", "swept", "watched", "side by side", "compiled", "summed"}
 
 
 def a_run(folder: Path, loss: float, weight: float) -> Path:

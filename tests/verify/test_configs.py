@@ -124,7 +124,7 @@ def test_executors_of_a_bundle(node: Any, expected: Any) -> None:
         (b"'${oc.env:HOME}': 1", "holds an interpolation"),
         (b"a: [{b: 'x${c}'}]", "a.0.b holds an interpolation"),
         (b"a: &x [1, *x]", "has an alias within the value that it repeats"),
-        (b"a: !!python/object/apply:os.system [true]", "is not YAML"),
+        (b"a: !!python/object/apply:os.system [true]", "has a tag before a value"),
         (b"- " * 99 + b"x", "is nested deeper than 50 levels"),
         (b"hydra: 5", "holds settings of Hydra"),
         (b"[1]", "holds no config"),
