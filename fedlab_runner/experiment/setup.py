@@ -35,6 +35,7 @@ from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.models.base import Architecture
+from fedlab_runner.models.mix import Mix
 from fedlab_runner.partitions.base import dealt
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
 from fedlab_runner.server_data.checks import reserved
@@ -81,8 +82,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     threads = set_threads(c.threads, folder)
     with _faults("dataset", c.dataset):
         data = loaded(c.dataset, c.seed).thinned(c.train_fraction, c.seed)
-    with _faults("model", c.model):
-        data = data.fit(c.model.channels, c.model.image_size)
+    with _model_faults(c.model, data):
+        data = _fitted(data, c.model)
     server_data, rest = _server_data(c, data)
     with _faults("evaluation", c.evaluation):
         data = _tested(c.evaluation.held_out, data, rest, c.seed)
@@ -102,7 +103,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     device = device_of(c.device)
     if device.type != "cpu":
         repeat_exactly(c.deterministic)
-    with _faults("model", c.model):
+    with _model_faults(c.model, data):
         families = model_families(c, data, device, len(split))
     if any(family.has_batch_norm for family in families) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
@@ -170,6 +171,18 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     where = f"{device}" if threads == 1 else f"{device}, {threads} threads"
     _log.info("%s, %s values a model, on %s", count_of(client_data.num_clients, "client"), sizes, where)
     return Prepared(simulation, data, split, parts)
+
+
+def _fitted(data: Data, model: Architecture | Mix) -> Data:
+    """The data in the form that the model reads. A log line says where images lose channels or pixels by it."""
+    fitted = data.fit(model.channels, model.image_size)
+    before, after = data.train.inputs.shape[1:], fitted.train.inputs.shape[1:]
+    if any(new < old for new, old in zip(after, before, strict=True)):
+        _log.info(
+            "images of %s are converted to %s, as model.channels and model.image_size say (null: no conversion)",
+            *("x".join(map(str, shape)) for shape in (before, after)),
+        )
+    return fitted
 
 
 def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:
@@ -267,3 +280,18 @@ def _faults(node: str, component: Any) -> Iterator[None]:
         if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
             message = f"{node}.{message}".removeprefix(".")
         raise UserError(message) from error
+
+
+@contextmanager
+def _model_faults(model: Architecture | Mix, data: Data) -> Iterator[None]:
+    """As `_faults`. Given feature vectors, a fault of the image's form names the models that take them."""
+    try:
+        with _faults("model", model):
+            yield
+    except UserError as error:
+        if data.train.inputs.ndim == 2 and str(error).startswith(("model.channels ", "model.image_size ")):
+            raise UserError(
+                f"model must take vectors of {count_of(data.train.inputs.shape[1], 'feature')}, which are no images: "
+                "choose model=logistic or model=mlp, with null channels and image_size"
+            ) from error
+        raise
