@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from omegaconf import DictConfig
 
 from fedlab_runner.config import config_files, hydra_loader, hydra_record, listing, plugins, secrets
 from fedlab_runner.config.build import conf_dir, register_resolvers
-from fedlab_runner.config.explain import explain, is_of_run, unwrapped
+from fedlab_runner.config.explain import explain, is_of_run, traceback_of
 from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
 from fedlab_runner.tracking.metric_direction import check_direction
@@ -169,8 +168,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
             return 1
     lines = explain(error, arguments)
     if lines is None:
-        text = "".join(traceback.format_exception(unwrapped(error)))
-        for line in secrets.redacted(text).splitlines():
+        for line in secrets.redacted(traceback_of(error)).splitlines():
             print(visible(line), file=sys.stderr)
         return 1
     for line in lines:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -371,6 +372,7 @@ def test_a_bug_in_a_constructor_shows_its_traceback(command: Command, monkeypatc
     code, shown = command()
     assert code == 1
     assert "Traceback" in shown and "KeyError: 'a bug'" in shown
+    assert re.findall(r'File ".*/(antlr4|hydra|omegaconf)/', shown) == []
 
 
 def test_sigterm_interrupts_the_run_and_the_handlers_come_back(command: Command, stand_in: Callable[..., None]) -> None:

@@ -1,9 +1,12 @@
 """Explains exceptions of Hydra, the system and this package to the user: one line for each fault."""
 
 import errno
+import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -134,6 +137,19 @@ def unwrapped(error: BaseException) -> BaseException:
     """The error that OmegaConf has wrapped, and whose traceback it hides; any other error as it is."""
     *_, last = _causes(error)
     return last if isinstance(error, OmegaConfBaseException) else error
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of a bug, without the frames of libraries that compose a config on the way to the fault."""
+    shown = traceback.TracebackException.from_exception(unwrapped(error))
+    files = [str(sys.modules[name].__file__) for name in ("antlr4", "hydra", "omegaconf")]
+    folders = ("<frozen importlib", *(f"{Path(file).parent}{os.sep}" for file in files))
+    each: traceback.TracebackException | None = shown
+    while each is not None:
+        if each.stack and not each.stack[-1].filename.startswith(folders):
+            each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(folders)]
+        each = each.__cause__ or each.__context__
+    return "".join(shown.format())
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:

@@ -52,6 +52,10 @@ def convert_node(node: Mapping[str, Any], hint: Any, path: str, errors: list[str
     if not targets.fits(cls, hint):
         errors.append(f"{path}._target_ must be of the kind {targets.name_of(hint)}, got {node['_target_']!r}")
         return dict(node)
+    if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
+        names, must = ", ".join(lacking), "the class must define each method of its base class"
+        errors.append(f"{path}._target_ {node['_target_']!r} lacks {names}: {must}")
+        return dict(node)
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
     optional = [

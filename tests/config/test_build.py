@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.config import build, components, schema, targets
+from fedlab_runner.delays.base import Delay
 from fedlab_runner.utils.errors import UserError
 from tests.helpers import composed as shared
 from tests.helpers.paths import ROOT
@@ -141,6 +142,18 @@ def test_build_gives_objects_and_plain_values() -> None:
 def test_a_fault_has_one_line(override: str, line: str) -> None:
     (found,) = faults(override)
     assert line in found
+
+
+@dataclass(frozen=True)
+class Unfinished(Delay):
+    """A delay that draws none."""
+
+
+def test_a_class_that_lacks_a_method_is_one_line() -> None:
+    target = f"{__name__}.Unfinished"
+    assert faults(f"delay._target_={target}", "~delay.std") == [
+        f"delay._target_ '{target}' lacks sample: the class must define each method of its base class"
+    ]
 
 
 def test_a_group_must_be_a_choice() -> None:
