@@ -30,7 +30,7 @@ def _check_examples(dataset: Dataset, part: str, examples: Examples, classes: in
     inputs = examples.inputs
     stored = isinstance(inputs, Tensor) and (inputs.dtype, inputs.ndim) in ((torch.uint8, 4), (torch.float32, 2))
     stored = stored and (inputs.ndim == 2 or inputs.shape[2] == inputs.shape[3])
-    words = f"{part}.inputs, uint8 [n, channels, side, side] or float32 [n, features]"
+    words = f"{part}.inputs as a tensor, uint8 [n, channels, side, side] or float32 [n, features]"
     require(stored, dataset, "load", words, inputs)
     if inputs.ndim == 2:
         require(bool(inputs.isfinite().all()), dataset, "load", f"finite {part}.inputs", inputs)
@@ -47,5 +47,5 @@ def check_labels(component: object, method: str, name: str, labels: Any, size: i
     right = isinstance(labels, Tensor) and labels.dtype == torch.int64 and labels.shape == (size,)
     if right and size:
         right = int(labels.min()) >= 0 and (classes is None or int(labels.max()) < classes)
-    words = f"{name}, int64 [{size}]" + (" >= 0" if classes is None else f" from 0 to {classes - 1}")
+    words = f"{name} as a tensor, int64 [{size}]" + (" >= 0" if classes is None else f" from 0 to {classes - 1}")
     require(right, component, method, words, labels)

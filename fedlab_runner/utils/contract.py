@@ -5,6 +5,8 @@ from typing import Any
 
 from fedlab_runner.utils.errors import UserError
 
+MAX_SHOWN_CHARACTERS = 200  # of a text, or of a list of texts, in a message
+
 
 def require(holds: bool, component: object, method: str, contract: str, given: Any) -> None:
     """Raises UserError, which names the class, its method, the contract and what it has `given`, unless it holds."""
@@ -13,12 +15,15 @@ def require(holds: bool, component: object, method: str, contract: str, given: A
 
 
 def in_words(given: Any) -> str:
-    """A value in a few words: of an array or a tensor the type, the shape and the range."""
+    """A value in a few words: of an array or a tensor the library, the type, the shape and the range."""
     if (shape := getattr(given, "shape", None)) is None:
         words = isinstance(given, list) and all(isinstance(each, str) for each in given)
         if words or isinstance(given, bool | int | float | str | None):
-            return repr(given)
+            shown = repr(given)
+            return shown if len(shown) <= MAX_SHOWN_CHARACTERS else f"{shown[:MAX_SHOWN_CHARACTERS]}..."
         return f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sized) else "")
-    kind = str(given.dtype).removeprefix("torch.")
-    ends = f" from {given.min().item():g} to {given.max().item():g}" if 0 not in shape else ""
+    library = type(given).__module__.partition(".")[0]  # numpy and torch name their types alike
+    kind = f"{library} {str(given.dtype).removeprefix('torch.')}"
+    ordered = 0 not in shape and getattr(given.dtype, "kind", "f") in "biuf"
+    ends = f" from {given.min().item():g} to {given.max().item():g}" if ordered else ""
     return f"{kind} {list(shape)}{ends}"

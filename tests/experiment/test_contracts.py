@@ -34,6 +34,8 @@ PICTURES = Data(IMAGES, IMAGES, ("a", "b"), (0.5,), (0.5,))
 FLOATS = IMAGES._replace(inputs=torch.zeros(3, 1, 4, 4))
 FEATURES = IMAGES._replace(inputs=torch.tensor([[0.0], [1.0], [NAN]]))
 NUMBERS = IMAGES._replace(inputs=torch.zeros(3, 1))
+ARRAYS, TEXTS = IMAGES._replace(inputs=np.zeros((3, 1), np.float32)), IMAGES._replace(targets=["a text"] * 600)
+NAMES = IMAGES._replace(targets=np.array(["a", "b", "a"]))
 NO_CLASS, TWO_USERS = IMAGES._replace(targets=torch.tensor([0, -100, 1])), IMAGES._replace(users=torch.tensor([0, 1]))
 CHAIN = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)  # 0 - 1 - 2
 
@@ -122,22 +124,33 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
         delays,
         "sample",
         np.array([0.0, 1.5, 2.0]),
-        "whole rounds from 0 to 2^40, int64 [3], got float64 [3] from",
+        "whole rounds from 0 to 2^40, int64 [3], got numpy float64 [3] from",
     ),
-    (delays, "sample", np.array([0, -1, 2]), "got int64 [3] from -1 to 2"),
-    (delays, "sample", np.array([0, 1]), "got int64 [2]"),
+    (delays, "sample", np.array([0, -1, 2]), "got numpy int64 [3] from -1 to 2"),
+    (delays, "sample", np.array([0, 1]), "got numpy int64 [2]"),
+    (delays, "sample", torch.tensor([0, 1, 2]), "got torch int64 [3] from 0 to 2"),
     (delays, "sample", [0, 1, 2], "got a list of 3"),
-    (asked, "sample", np.array([1, 1]), "distinct ids, int64 [n], of the 3 idle clients, got int64 [2] from 1 to 1"),
-    (asked, "sample", np.array([1, 5]), "got int64 [2] from 1 to 5"),
-    (asked, "sample", np.array([8]), "got int64 [1] from 8 to 8"),
-    (asked, "sample", np.array([1.0]), "got float64 [1]"),
-    (reporting, "reporting", (np.array([4]), np.array([0])), "distinct ids of the 2 asked clients, got int64 [1]"),
-    (reporting, "reporting", (np.array([7, 1]), np.array([0])), "delays >= 0, int64 [2], got int64 [1]"),
+    (
+        asked,
+        "sample",
+        np.array([1, 1]),
+        "distinct ids, int64 [n], of the 3 idle clients, got numpy int64 [2] from 1 to 1",
+    ),
+    (asked, "sample", np.array([1, 5]), "got numpy int64 [2] from 1 to 5"),
+    (asked, "sample", np.array([8]), "got numpy int64 [1] from 8 to 8"),
+    (asked, "sample", np.array([1.0]), "got numpy float64 [1]"),
+    (
+        reporting,
+        "reporting",
+        (np.array([4]), np.array([0])),
+        "distinct ids of the 2 asked clients, got numpy int64 [1]",
+    ),
+    (reporting, "reporting", (np.array([7, 1]), np.array([0])), "delays >= 0, int64 [2], got numpy int64 [1]"),
     (partition, "split", RIGHT[:2], "a list of 3 ascending int64 arrays of the indices of 3 examples, got a list of 2"),
-    (partition, "split", [np.array([1, 0]), *RIGHT[1:]], "got int64 [2] from 0 to 1"),
-    (partition, "split", [*RIGHT[:2], np.array([2, 3])], "got int64 [2] from 2 to 3"),
-    (partition, "split", [*RIGHT[:2], np.array([-1])], "got int64 [1] from -1 to -1"),
-    (partition, "split", [*RIGHT[:2], np.array([0.0])], "got float64 [1] from 0 to 0"),
+    (partition, "split", [np.array([1, 0]), *RIGHT[1:]], "got numpy int64 [2] from 0 to 1"),
+    (partition, "split", [*RIGHT[:2], np.array([2, 3])], "got numpy int64 [2] from 2 to 3"),
+    (partition, "split", [*RIGHT[:2], np.array([-1])], "got numpy int64 [1] from -1 to -1"),
+    (partition, "split", [*RIGHT[:2], np.array([0.0])], "got numpy float64 [1] from 0 to 0"),
     (split, "split", Parts(RIGHT, RIGHT[:1], None), "as validation a list of 3 ascending int64 arrays"),
     (split, "split", Parts(RIGHT, RIGHT, [*RIGHT[:2], np.array([3])]), "as test a list of 3 ascending int64 arrays"),
     (
@@ -146,41 +159,64 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
         CHAIN.astype(int),
         "links [3, 3] bool: symmetric, without a client's link to itself",
     ),
-    (links, "draw", marked(0, 0, True), "got bool [3, 3]"),
-    (links, "draw", marked(0, 2, True), "got bool [3, 3]"),
-    (links, "draw", np.zeros((3, 3), bool), "got bool [3, 3]"),
+    (links, "draw", marked(0, 0, True), "got numpy bool [3, 3]"),
+    (links, "draw", marked(0, 2, True), "got numpy bool [3, 3]"),
+    (links, "draw", np.zeros((3, 3), bool), "got numpy bool [3, 3]"),
     (factor, "factor", -0.5, "a finite number >= 0 for round 0, got -0.5"),
     (factor, "factor", NAN, "got nan"),
     (factor, "factor", None, "got None"),
     (data, "load", (IMAGES, IMAGES), "a Data, got a tuple of 2"),
-    (data, "load", replace(PICTURES, train=FLOATS), "train.inputs, uint8 [n, channels, side, side] or float32"),
-    (data, "load", replace(PICTURES, test=FLOATS), "test.inputs, uint8"),
-    (data, "load", replace(PICTURES, train=FEATURES), "finite train.inputs, got float32 [3, 1]"),
+    (
+        data,
+        "load",
+        replace(PICTURES, train=FLOATS),
+        "train.inputs as a tensor, uint8 [n, channels, side, side] or float32",
+    ),
+    (data, "load", replace(PICTURES, train=ARRAYS), "or float32 [n, features], got numpy float32 [3, 1] from 0 to 0"),
+    (data, "load", replace(PICTURES, train=TEXTS), "int64 [3] from 0 to 1, got ['a text', "),
+    (data, "load", replace(PICTURES, train=NAMES), "int64 [3] from 0 to 1, got numpy <U1 [3]"),
+    (data, "load", replace(PICTURES, test=FLOATS), "test.inputs as a tensor, uint8"),
+    (data, "load", replace(PICTURES, train=FEATURES), "finite train.inputs, got torch float32 [3, 1]"),
     (
         data,
         "load",
         replace(PICTURES, test=FEATURES._replace(inputs=torch.zeros(3, 1))),
         "of the shape and type of train",
     ),
-    (data, "load", replace(PICTURES, class_names=("a",)), "train.targets, int64 [3] from 0 to 0, got int64 [3] from 0"),
+    (
+        data,
+        "load",
+        replace(PICTURES, class_names=("a",)),
+        "train.targets as a tensor, int64 [3] from 0 to 0, got torch int64 [3]",
+    ),
     (
         data,
         "load",
         replace(PICTURES, test=NO_CLASS),
-        "got int64 [3] from -100",
+        "got torch int64 [3] from -100",
     ),
     (
         data,
         "load",
         replace(PICTURES, train=TWO_USERS),
-        "train.users, int64 [3]",
+        "train.users as a tensor, int64 [3]",
     ),
     (data, "load", replace(PICTURES, mean=None), "as mean a number for each channel, or None for features, got None"),
-    (server_data, "reserve", served(inputs=torch.zeros(3, 1, 4, 4)), "as the clients', uint8 [3, 1, 4, 4]"),
-    (server_data, "reserve", served(num_classes=1), "targets, int64 [3] from 0 to 0, got int64 [3] from 0 to 1"),
-    (weights, "weights", torch.tensor([0.5, 0.4]), "weights [2] that add up to 1, got float32 [2] from 0.4 to 0.5"),
+    (server_data, "reserve", served(inputs=torch.zeros(3, 1, 4, 4)), "as the clients', torch uint8 [3, 1, 4, 4]"),
+    (
+        server_data,
+        "reserve",
+        served(num_classes=1),
+        "targets as a tensor, int64 [3] from 0 to 0, got torch int64 [3] from 0 to 1",
+    ),
+    (
+        weights,
+        "weights",
+        torch.tensor([0.5, 0.4]),
+        "weights [2] that add up to 1, got torch float32 [2] from 0.4 to 0.5",
+    ),
     (weights, "weights", torch.tensor([NAN, 1.0]), "weights [2] that add up to 1"),
-    (views, "views", np.array([0, 2, 1]), "views [3] from 0 to 1, got int64 [3] from 0 to 2"),
+    (views, "views", np.array([0, 2, 1]), "views [3] from 0 to 1, got numpy int64 [3] from 0 to 2"),
     (home, "keeps", ["0.weight", "head"], "some of the names that it is given, got ['head']"),
 ]
 
@@ -191,6 +227,7 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
         use(Mine(method, given))
     line = str(raised.value)
     assert ("Own" if use is home else "Mine") + f".{method} must give " in line and words in line and "\n" not in line
+    assert len(line) < 400
 
 
 @pytest.mark.parametrize(
