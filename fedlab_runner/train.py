@@ -59,10 +59,14 @@ def main() -> int:
             given, unknown = get_args_parser().parse_known_args(arguments)
             if unknown == ["--list"]:
                 config_dir = Path(given.config_dir) if given.config_dir else None
+                if len(given.overrides) > 1:
+                    raise UserError(f"--list shows one group, got {' '.join(given.overrides)}")
                 listing.show(next(iter(given.overrides), None), config_dir)
                 return 0
             if behind := next((each for each in unknown if "=" in each and each[0] != "-"), None):  # argparse's rule
                 raise UserError(f"cannot read {behind!r}: options such as -m stand before all keys")
+            if unknown:
+                raise UserError(f"cannot read {unknown[0]!r}: a key has no dashes, as in local.lr=0.1; options: --help")
             if held := secrets.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes the arguments into files
             if given.experimental_rerun:

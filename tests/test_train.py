@@ -238,7 +238,22 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("seed=0,1", "seed=0,1 has several values: add -m to run each of them, or write a list as key=[a,b]"),
         ("rounds", "cannot read 'rounds': expected key=value (missing EQUAL at '<EOF>')"),
         ("local.lr=[1", "cannot read 'local.lr=[1': expected key=value ("),
-        ("local=null", "Config group override must be a string or a list. Got NoneType (in: local=null)"),
+        ("local=null", "local=null is not a choice: choices: adam, adamw, sgd"),
+        ("delay=null", "delay=null is not a choice: did you mean none? choices: constant, "),
+        (
+            "--algorithm=fedavg",
+            "cannot read '--algorithm=fedavg': a key has no dashes, as in local.lr=0.1; opt",
+        ),
+        ("debug=tiny", "debug is not in the default config: add it, as +debug=tiny"),
+        (
+            "+experiment=example",
+            "cannot read '+experiment=example': the default config has the group: write exp",
+        ),
+        ("++delay=none", "cannot read '++delay=none': the default config has the group: write delay=none"),
+        ("dataset=CIFAR10", "dataset=CIFAR10 is not a choice: did you mean cifar10? choices: "),
+        ("--list dataset delays", "--list shows one group, got dataset delays"),
+        ("--config-dir=mine delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
+        ("hydra.searchpath=[mine] delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
         ("--config-name=trian", "Cannot find primary config 'trian'."),
         ("--config-dir=nowhere", "Additional config directory '"),
         ("local.lr=fast", "local.lr must be a number, got 'fast'"),
@@ -256,6 +271,8 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments: str, line: str, command: Command) -> None:
     Path("file").touch()
+    Path("mine/delay").mkdir(parents=True)
+    Path("mine/delay/other.yaml").write_text("share: 0.5\n")
     code, shown = command(*arguments.split())
     assert code == 2
     assert shown.startswith(f"error: {line}") and shown.count("\n") == 1

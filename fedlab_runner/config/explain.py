@@ -1,6 +1,7 @@
 """Explains exceptions of Hydra, the system and this package to the user: one line for each fault."""
 
 import errno
+import json
 import os
 import re
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
@@ -17,7 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.composing import composed
-from fedlab_runner.config.listing import choices, places
+from fedlab_runner.config.listing import choices, groups, places
 from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
@@ -103,6 +106,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         *_, last = _causes(error)
         why = "" if last is error else f": {last}"
         return [_one_line(f"hydra.job_logging or hydra.hydra_logging cannot be used: {error}{why}")]
+    if "Got NoneType" in str(error) and (null := next(filter(_is_null_choice, arguments), None)):
+        return [_null_choice(null.partition("=")[0])]
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None
@@ -154,14 +159,21 @@ def traceback_of(error: BaseException) -> str:
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
     """All keys of the config that these arguments choose, or of the default config where they do not compose."""
+    given, _ = get_args_parser().parse_known_args(list(arguments))
+    folders = [f"file://{Path(given.config_dir).absolute()}"] if given.config_dir else []
+    for argument in given.overrides:
+        if argument.startswith("hydra.searchpath="):
+            named: Any = OverridesParser.create().parse_override(argument).value()
+            folders += named
+    searched = f"hydra.searchpath={json.dumps(folders)}"
     choices = [
         argument.partition(",")[0]  # the first of a sweep
-        for argument in arguments
+        for argument in given.overrides
         if re.fullmatch(r"[a-z][\w@./]*=.*", argument) and "." not in argument.partition("=")[0].partition("@")[0]
     ]
     for overrides in (choices, [each for each in choices if _is_group(each)], []):
         try:
-            return list(_keys(OmegaConf.to_container(composed(overrides, with_hydra=True)), ""))
+            return list(_keys(OmegaConf.to_container(composed([searched, *overrides], with_hydra=True)), ""))
         except (HydraException, OmegaConfBaseException, ValueError):
             continue
     return []
@@ -169,6 +181,10 @@ def known_keys(arguments: Sequence[str]) -> list[str]:
 
 def _is_group(override: str) -> bool:
     return (conf_dir() / override.partition("=")[0].partition("@")[0]).is_dir()
+
+
+def _is_null_choice(argument: str) -> bool:
+    return _is_group(argument) and "null" in argument.partition("=")[2].split(",")
 
 
 def _keys(value: Any, path: str) -> Iterator[str]:
@@ -211,6 +227,12 @@ def _missing_choice(error: MissingConfigException) -> str:
     return f"{group}={choice} is not a choice: {hint}choices: {', '.join(options)}"
 
 
+def _null_choice(group: str) -> str:
+    names = [name for name, _ in choices(group.partition("@")[0], places()) if "/" not in name]
+    hint = "did you mean none? " if "none" in names else ""
+    return f"{group}=null is not a choice: {hint}choices: {', '.join(names)}"
+
+
 def _composition(error: HydraException, arguments: Sequence[str]) -> str:
     message = str(error)
     if found := re.search(r"Ambiguous value for argument '(.*)'", message):
@@ -219,9 +241,15 @@ def _composition(error: HydraException, arguments: Sequence[str]) -> str:
         key = found[1]
         if guess := _nested_choice(key, arguments):
             return f"{key} is not a group: did you mean {guess}?"
+        absent = next((each for each in arguments if each.startswith(f"{key}=")), None)
+        if absent and key in groups():
+            return f"{key} is not in the default config: add it, as +{absent}"
         keys = [name for name in known_keys(arguments) if name.startswith("hydra") == key.startswith("hydra")]
         if key not in keys:
             return schema.unknown_key(key, keys)
+    added = next((each for each in arguments if each.startswith("+") and _is_group(each.lstrip("+"))), None)
+    if added and re.match(r"Multiple values for|force-add of config groups", message):
+        return f"cannot read {added!r}: the default config has the group: write {added.lstrip('+')}"
     cause = error.__cause__
     return _one_line(": ".join(str(each).strip() for each in (error, cause) if each is not None and str(each).strip()))
 
