@@ -172,10 +172,18 @@ def test_the_groups_are_listed(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["fedlab", "--list"])
     assert train.main() == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == listing.groups()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == listing.groups()
+    assert all(len(line) <= 80 for line in lines)
+    for name, *words in map(str.split, lines):
+        names = [choice for choice, _ in listing.choices(name, [build.conf_dir()])]
+        shown = " ".join(words).removesuffix(", ...").split(", ")
+        assert shown == names if words[-1] != "..." else shown == names[: len(shown)] != names
     assert {"algorithm", "experiment", "hydra/launcher"} <= set(listing.groups())
     code, shown = command("--list", "modle")
     assert code == 2 and shown.startswith("error: modle is not a group: did you mean model? groups: aggregator, ")
+    code, shown = command("--list", "zzz")
+    assert code == 2 and shown.startswith("error: zzz is not a group: choose one of aggregator, ")
 
 
 def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
@@ -238,7 +246,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("seed=0,1", "seed=0,1 has several values: add -m to run each of them, or write a list as key=[a,b]"),
         ("rounds", "cannot read 'rounds': expected key=value (missing EQUAL at '<EOF>')"),
         ("local.lr=[1", "cannot read 'local.lr=[1': expected key=value ("),
-        ("local=null", "local=null is not a choice: choices: adam, adamw, sgd"),
+        ("local=null", "local=null is not a choice: choose one of adam, adamw, sgd"),
         ("delay=null", "delay=null is not a choice: did you mean none? choices: constant, "),
         (
             "--algorithm=fedavg",
@@ -393,6 +401,7 @@ def test_a_bug_in_a_constructor_shows_its_traceback(command: Command, monkeypatc
 
 
 def test_sigterm_interrupts_the_run_and_the_handlers_come_back(command: Command, stand_in: Callable[..., None]) -> None:
+    assert str(Interrupted(signal.SIGINT)) == "stopped by Ctrl-C"
     cleaned = []
 
     def stop(cfg: DictConfig) -> float:

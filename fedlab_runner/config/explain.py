@@ -222,15 +222,12 @@ def _missing_choice(error: MissingConfigException) -> str:
         group, choice = top, f"{folder}/{choice}"
         options = [name for name in names if name.startswith(f"{folder}/")]
         options = options or list(dict.fromkeys(re.sub("/.*", "/...", name) for name in names))
-    guess = schema.nearest(choice, options)
-    hint = f"did you mean {guess}? " if guess else ""
-    return f"{group}={choice} is not a choice: {hint}choices: {', '.join(options)}"
+    return f"{group}={choice} is not a choice: {schema.way_out(choice, options, 'choices')}"
 
 
 def _null_choice(group: str) -> str:
     names = [name for name, _ in choices(group.partition("@")[0], places()) if "/" not in name]
-    hint = "did you mean none? " if "none" in names else ""
-    return f"{group}=null is not a choice: {hint}choices: {', '.join(names)}"
+    return f"{group}=null is not a choice: {schema.way_out('none' if 'none' in names else 'null', names, 'choices')}"
 
 
 def _composition(error: HydraException, arguments: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 
 from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
@@ -16,7 +17,7 @@ from fedlab_runner.utils import plugin_folders, untrusted
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
 
-MAX_CHOICES_CHARACTERS = 80  # of the choices that the list of groups shows beside a group
+LINE_CHARACTERS = 80  # of the list of groups
 _NO_GROUPS = ("paper",)  # folders of conf that are not groups
 
 
@@ -27,13 +28,12 @@ def show(group: str | None, config_dir: Path | None = None) -> None:
         raise UserError(f"--config-dir={config_dir} is no folder")
     folders = [*places(), *([config_dir] if config_dir else [])]
     if group is None:
-        rows = [(name, ", ".join(dict(choices(name, folders)))[:MAX_CHOICES_CHARACTERS]) for name in names]
+        room = LINE_CHARACTERS - max(map(len, names)) - 2
+        rows = [(name, shorten(", ".join(dict(choices(name, folders))), room, placeholder=" ...")) for name in names]
     elif found := next((name for name in names if group.rstrip("/") in (name, f"{name}s")), None):
         rows = list(choices(found, folders))
     else:
-        guess = schema.nearest(group.removesuffix("s"), names)
-        hint = f"did you mean {guess}? " if guess else ""
-        raise UserError(f"{group} is not a group: {hint}groups: {', '.join(names)}")
+        raise UserError(f"{group} is not a group: {schema.way_out(group.removesuffix('s'), names, 'groups')}")
     width = max(len(name) for name, _ in rows)
     print("\n".join(visible(f"{name:<{width}}  {text}".rstrip()) for name, text in rows))
 

@@ -100,6 +100,12 @@ def nearest(word: str, words: Collection[str]) -> str | None:
     return by_small_letters[found[0]] if found else None
 
 
+def way_out(word: str, words: Collection[str], what: str) -> str:
+    """The end of a line about a word that is none of these `choices`, `groups` or the like."""
+    guess = nearest(word, words)
+    return f"did you mean {guess}? {what}: {', '.join(words)}" if guess else f"choose one of {', '.join(words)}"
+
+
 def describe(hint: Any) -> str:
     """A type in words for people who do not write Python."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -13,15 +13,17 @@ from omegaconf import DictConfig
 from fedlab_runner.config.build import resolved
 from fedlab_runner.config.recorded import same_config
 from fedlab_runner.config.run_id import run_id_of, without_volatile
+from fedlab_runner.core.metric_names import shown
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import Code, changed, code_of, digest_of_code
 from fedlab_runner.experiment.lock import RunLock
-from fedlab_runner.tracking.ending import CURVES
+from fedlab_runner.tracking.ending import CURVES, judged_by
 from fedlab_runner.tracking.jsonl import decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_digest, write_summary
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import short_path
 from fedlab_runner.utils.run_files import MODEL_FILE
 
 _log = logging.getLogger("fedlab_runner")
@@ -85,8 +87,9 @@ def objective_of_finished(
         _log.info("%s is written again from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)
     objective = float(summarise(rows[: rounds + 1], *rule, rounds)["objective"])
-    judged = f"{e['summary']} of {e['metric']}"
-    _log.info("%s is finished already: %s %.4f; delete %s to run it again", name, judged, objective, folder)
+    found = f"{shown(objective, e['metric'])} ({judged_by(e['metric'], e['summary'])})"
+    ways = "a page of the results: fedlab-report {0}; delete {0} to run again".format(short_path(folder))
+    _log.info("%s is finished already: %s; %s", name, found, ways)
     return objective
 
 

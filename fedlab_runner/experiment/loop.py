@@ -164,7 +164,7 @@ class Simulation:
             return "no round is left"
         left = "1 round is left" if len(rounds) == 1 else f"{len(rounds):,} rounds are left"
         computing = duration(len(rounds) * seconds_a_round(self.algorithm, self.fed))
-        words = f"{left}: clients and server compute for {computing}, one after another"
+        words = f"{left}: one after another, clients and server compute for {computing}"
         if evaluation is None:
             return words
         times = sum(self.evaluation.due(round, self.rounds) for round in rounds)

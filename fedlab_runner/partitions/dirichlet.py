@@ -12,6 +12,7 @@ import numpy as np
 from fedlab_runner.partitions import _common
 from fedlab_runner.partitions._balanced_dirichlet import balanced_counts
 from fedlab_runner.partitions.base import Partition
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger("fedlab_runner")
@@ -60,8 +61,8 @@ class Dirichlet(Partition):
         _repair(owner, num_clients, self.min_floor, rng)
         if (least := int(np.bincount(owner, minlength=num_clients).min())) < self.min_size:
             _log.warning(
-                "partition.min_size=%d is not met after %d draws: the smallest of %d clients has %d examples",
-                *(self.min_size, tries, num_clients, least),
+                "partition.min_size=%d is not met after %s: the smallest of %d clients has %s",
+                *(self.min_size, count_of(tries, "draw"), num_clients, count_of(least, "example")),
             )
         return _common.index_lists(owner, num_clients)
 

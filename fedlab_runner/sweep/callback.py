@@ -33,6 +33,7 @@ from fedlab_runner.sweep import progress, states
 from fedlab_runner.sweep.records import GRID, Job, Row, read, read_job, read_json
 from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, streams
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.sweep_job import FOLDER, IN_SWEEP, JOB, NAME, note_sweep, sweep_folder
@@ -74,8 +75,8 @@ class SweepCallback(Callback):
         if "optuna" in config.hydra.sweeper["_target_"]:
             _quiet_optuna()
         shown = os.path.relpath(folder / "table.md")
-        count = len(grid) or config.hydra.sweeper.get("n_trials") or "the"
-        _log.info("%s jobs, results in %s", count, shown, extra=IN_SWEEP)
+        count = len(grid) or config.hydra.sweeper.get("n_trials")
+        _log.info("%s, results in %s", count_of(count, "job") if count else "the jobs", shown, extra=IN_SWEEP)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         # Hydra's Optuna sweeper writes the best trial beside all runs, where the next search would replace it.

@@ -28,7 +28,7 @@ def judged_by(metric: str, rule: str) -> str:
 
 
 def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> list[str]:
-    """At most 15 lines: the objective, test metrics before others, the folder. `seconds` is the run's duration."""
+    """At most 15 lines: the objective, numbers of the last round with tests first, the folder. `seconds`: the run's."""
     metric, rule = str(summary.get("metric", "")), str(summary.get("rule", ""))
     took = "" if seconds is None else f" in {duration(seconds)}"
     judged = judged_by(metric, rule)
@@ -40,12 +40,13 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     keys = sorted(values, key=_rank)[:MAX_METRICS]
     numbers = [shown(values[key], key) for key in keys]
     name_width, width = (max(map(len, words), default=0) for words in (keys, [each.split(" ")[0] for each in numbers]))
+    lines += ["the last round:"] * bool(keys)
     for key, number in zip(keys, numbers, strict=True):
         value, _, unit = number.partition(" ")
         lines.append(f"  {key:<{name_width}}  {value:>{width}} {unit}".rstrip())
     more = len(summary.get("final", {})) - len(keys)
     where = visible(str(folder))
-    lines.append(f"  {more} more are in {where}/summary.json" if more else f"  they are in {where}/summary.json")
+    lines.append(f"  {more} more: {where}/summary.json" if more else f"  all numbers: {where}/summary.json")
     drawn = [f"curves: {where}/{CURVES}"] if (folder / CURVES).exists() else []
     return [*lines, *drawn, f"a page of the results: fedlab-report {where}"]
 

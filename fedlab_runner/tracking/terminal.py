@@ -21,6 +21,7 @@ from rich.text import Text
 
 from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.tracking.jsonl import Row
+from fedlab_runner.tracking.log_lines import FILE_ONLY
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.sweep_job import IN_SWEEP, JOB
 
@@ -107,12 +108,14 @@ class Console:
         return self._latest.get("time/wall")
 
     def show(self, lines: Sequence[str]) -> None:
-        """Prints the lines about the end of a run. In a sweep it prints nothing, as the sweep has a line for each
-        job.
+        """Prints the lines about the end of a run, and logs them to its file. In a sweep it prints nothing, as the
+        sweep has a line for each job.
         """
         self.stop()
-        for line in lines if not self._job else ():
-            self._console.print(Text(line), soft_wrap=True, highlight=False)
+        for line in lines:
+            _log.info("%s", line, extra=FILE_ONLY)
+            if not self._job:
+                self._console.print(Text(line), soft_wrap=True, highlight=False)
 
     def _line(self, round: int) -> None:
         now = time.monotonic()

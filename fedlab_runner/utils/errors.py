@@ -1,5 +1,7 @@
 """The exceptions that the command line shows without a traceback."""
 
+from signal import SIGINT
+
 
 class UserError(ValueError):
     """A fault that the user can mend: one line that names the key or file and the remedy."""
@@ -25,7 +27,7 @@ class Interrupted(BaseException):
     """A signal, with this number, asked the run to stop; the run has been checkpointed."""
 
     def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}")
+        super().__init__(f"stopped by {'Ctrl-C' if signal == SIGINT else f'signal {signal}'}")
         self.signal = signal
 
     def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:

@@ -7,6 +7,7 @@ import argparse
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -88,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {_line(error)}", file=sys.stderr)
         return 2
     except (Interrupted, KeyboardInterrupt) as stop:
-        number = stop.signal if isinstance(stop, Interrupted) else 2
-        print(f"stopped by signal {number}; the same command begins again, with --out it continues", file=sys.stderr)
-        return 128 + number
+        ended = stop if isinstance(stop, Interrupted) else Interrupted(signal.SIGINT)
+        print(f"{ended}; the same command begins again, with --out it continues", file=sys.stderr)
+        return 128 + ended.signal
 
 
 def _check(given: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def test_a_finished_run_is_read_without_torch(tmp_path: Path) -> None:
         return done.stdout
 
     ended("-m", "fedlab_runner")
-    assert "is finished already: best_of_last of test/accuracy 0." in ended("-c", AGAIN)
+    judged = r"[\d.]+ % \(test/accuracy, best of the last evaluations\)"
+    assert re.search(rf"is finished already: {judged}; a page of the results: fedlab-report ", ended("-c", AGAIN))
     assert "job 1/1 finished before: " in ended("-c", AGAIN, "-m")
 
 

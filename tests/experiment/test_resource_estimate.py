@@ -304,7 +304,7 @@ def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCap
     overrides = ("algorithm=fedavg", "executor=loop", "evaluation.every=1")
     run_in(tmp_path, composed(*overrides, "rounds=2"))
     assert re.search(
-        "2 rounds are left: clients and server compute for .* s, one after another; evaluation less than 1 s; ",
+        "2 rounds are left: one after another, clients and server compute for .* s; evaluation less than 1 s; ",
         caplog.text,
     )
     assert not re.search(r"\b0 s\b", caplog.text), "no promise of no time at all"

@@ -162,5 +162,6 @@ def test_a_least_size_that_is_not_met_is_said(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
     least = sizes(Dirichlet(alpha=0.1, min_size=15, max_tries=50, min_floor=1).split(strata, None, 6, rng())).min()
     (record,) = caplog.records
-    wanted = f"partition.min_size=15 is not met after 1 draws: the smallest of 6 clients has {least} examples"
+    assert least > 1
+    wanted = f"partition.min_size=15 is not met after 1 draw: the smallest of 6 clients has {least} examples"
     assert record.getMessage() == wanted

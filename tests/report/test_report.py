@@ -755,6 +755,9 @@ def test_a_sweep_of_real_runs_has_its_report(
     page = sweep / "report" / "index.html"
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (f"3 runs: 2 finished, 1 failed\n{page.relative_to(tmp_path)}\n", "")
+    assert cli.main([str(sweep), "--latex"]) == 0
+    names = [str(page.parent.relative_to(tmp_path) / name) for name in ("index.html", "tables.tex", "references.bib")]
+    assert capsys.readouterr().out.splitlines()[1:] == names
     rows = {row["seed"]: row for row in records((sweep / "report" / "runs.csv").read_text())}
     for seed in ("0", "1"):
         summary = json.loads((tmp_path / "outputs" / rows[seed]["run"] / "summary.json").read_text())
@@ -762,7 +765,7 @@ def test_a_sweep_of_real_runs_has_its_report(
         assert {key: float(rows[seed][key]) for key in ("best", "last")} == {k: summary[k] for k in ("best", "last")}
         assert rows[seed]["command"] == f"fedlab algorithm=fedavg seed={seed} {' '.join(small)}"
         assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", rows[seed]["commit"])
-    assert rows["-1"]["status"].startswith("failed: seed must be ")
+    assert rows["-1"]["status"] == "failed: seed must be in [0, 281474976710656), got -1"
     assert "Examples of each client" in page.read_text()
 
 

@@ -252,7 +252,8 @@ def test_jobs_side_by_side_share_the_cores(
 
 def test_a_job_knows_its_share_of_the_cores(launch: Sweep) -> None:
     seen = []
-    launch(lambda cfg: seen.append(os.environ[system.SHARED_BY]) or 0.0, "seed=0")
+    _, out, _ = launch(lambda cfg: seen.append(os.environ[system.SHARED_BY]) or 0.0, "seed=0")
+    assert " 1 job, results in " in out
     assert seen == ["1"] and system.SHARED_BY not in os.environ
 
 

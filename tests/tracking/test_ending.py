@@ -14,10 +14,11 @@ def test_test_metrics_and_means_of_cells_come_first_in_few_lines(tmp_path: Path)
     (tmp_path / "plots" / "curves.png").touch()
     lines = ending({**summary, "final": final}, tmp_path, 90)
     assert lines[0] == "fedavg-1 has finished 3 rounds in 90 s: 75.00 % (test/accuracy, best evaluation)"
+    assert lines[1] == "the last round:"
     shown = [line.split()[0] for line in lines[1:] if line.startswith("  ") and "more" not in line]
     assert shown[:5] == ["test/accuracy", "test/loss", "client/own", "server/own", "train/loss"]
     assert len(lines) <= 15 and lines[-3:-1] == [
-        f"  {len(final) - 10} more are in {tmp_path}/summary.json",
+        f"  {len(final) - 10} more: {tmp_path}/summary.json",
         f"curves: {tmp_path}/plots/curves.png",
     ]
     assert lines[-1] == f"a page of the results: fedlab-report {tmp_path}"

@@ -167,7 +167,10 @@ def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 # summary.json
 
 
-def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.StringIO) -> None:
+def test_the_summary_is_whole_json_in_its_order(
+    tmp_path: Path, screen: io.StringIO, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with recorder(tmp_path, progress=False) as one:
         one.start(-1)
         for round in range(10):
@@ -182,7 +185,10 @@ def test_the_summary_is_whole_json_in_its_order(tmp_path: Path, screen: io.Strin
     lines = shown.splitlines()
     first, *rest = lines[next(i for i, line in enumerate(lines) if " has finished " in line) :]
     assert first == "the run has finished 9 rounds: 128.57 % (test/accuracy, best of the last evaluations)"
-    assert rest[0].split() == ["test/accuracy", "128.57", "%"] and "train/loss" in shown and len(rest) < 15
+    assert rest[0] == "the last round:" and rest[1].split() == ["test/accuracy", "128.57", "%"]
+    assert "train/loss" in shown and len(rest) < 15
+    logged = [each.getMessage() for each in caplog.records if hasattr(each, "file_only")]
+    assert logged == [first, *rest], "the log file has the lines too"
     assert "test/accuracy/7" not in shown, "one line a class would bury the rest"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json", "timings.jsonl"]
 
