@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 _place = _Place()  # of this process
 _running: list["Attempt"] = []  # at most one attempt
-_checkpoints: Callable[[], Sequence[int]] = tuple  # the rounds of those in the folder of the last attempt
+_checkpoints: Callable[[], Sequence[int]] | None = None  # gives the rounds of those in the last attempt's folder
 
 
 def at(part: str, round: int | None = None) -> None:
@@ -63,6 +63,8 @@ def place() -> str:
 
 def next_start() -> str:
     """What the same command will do after an error of the present run, or of the last one, in words."""
+    if _checkpoints is None:  # the command is still starting, and does not know its folder
+        return "the same command continues from the last checkpoint, if there is one"
     return "the same command " + ("continues from the last checkpoint" if _checkpoints() else "begins again")
 
 
@@ -127,7 +129,9 @@ class Attempt:
         if not _NOTE.fullmatch(note):
             return
         if not (fatal := _FATAL.match(stack)):
-            _log.warning("the last attempt left no reason for its end (killed, or out of memory?): %s", note)
+            _log.warning(
+                "the last attempt left no reason for its end (killed, a second Ctrl-C, or out of memory?): %s", note
+            )
             return
         kept = self._folder / STACK_FILE
         with suppress(OSError):

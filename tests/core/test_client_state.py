@@ -15,6 +15,7 @@ from fedlab_runner.core.client_state import PLACES, ClientStateStore
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.own_models import each_model
 from fedlab_runner.core.row_file import RowFile
+from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed
 from tests.helpers.kinds import by_kind
 from tests.helpers.paths import ROOT
@@ -144,7 +145,7 @@ def test_a_lost_file_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "client_state" / "rows_4_float32.bin").unlink()
     again = ClientStateStore(tmp_path, CPU)
     again.load_state_dict(state)
-    message = f"{tmp_path}/client_state/rows_4_float32.bin lacks rows that the run needs: the same command begins again"
+    message = f"{tmp_path}/client_state/rows_4_float32.bin lacks rows that the run needs: {next_start()}"
     with pytest.raises(RunFailed, match=rf"^{re.escape(message)}$"):
         again.rows("disk", 4, torch.float32).get(kept)
 
