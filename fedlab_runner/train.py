@@ -69,6 +69,8 @@ def main() -> int:
                 raise UserError(f"cannot read {unknown[0]!r}: a key has no dashes, as in local.lr=0.1; options: --help")
             if held := secrets.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes the arguments into files
+            if given.multirun and any(each.startswith("hydra.run.dir=") for each in given.overrides):
+                raise UserError("hydra.run.dir must be left out with -m: hydra.sweep.dir is the folder of all its runs")
             if given.experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
             with signals.raised(), hydra_loader.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):

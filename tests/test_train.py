@@ -259,6 +259,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ),
         ("++delay=none", "cannot read '++delay=none': the default config has the group: write delay=none"),
         ("dataset=CIFAR10", "dataset=CIFAR10 is not a choice: did you mean cifar10? choices: "),
+        ("-m seed=0,1 hydra.run.dir=here", "hydra.run.dir must be left out with -m: hydra.sweep.dir is the folder of "),
         ("--list dataset delays", "--list shows one group, got dataset delays"),
         ("--config-dir=mine delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
         ("hydra.searchpath=[mine] delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
