@@ -144,6 +144,9 @@ def test_an_executor(fedlab: Fedlab) -> None:
 
 def test_server_data(fedlab: Fedlab) -> None:
     own = command(PAGES["server_data"])
+    (program,) = re.findall(r"<!-- program: \S+ -->\n```python\n(.*?)```", PAGES["server_data"].read_text(), re.S)
+    exec(program, {})
+    assert fedlab(*own, *SMALL, "hydra.run.dir=page") == (0, ""), "as the page has it"
     digits = load_digits()
     inputs = (digits.images[:200, None] * 255 / 16).round().astype(np.uint8)
     np.savez("server.npz", inputs=inputs, targets=digits.target[:200])
@@ -152,7 +155,10 @@ def test_server_data(fedlab: Fedlab) -> None:
     assert summary("fedft")["objective"] > 0.5
     np.savez("server.npz", inputs=inputs[..., :4], targets=digits.target[:200])
     code, line = fedlab(*own, *arguments, "seed=1")
-    assert code == 2 and line.endswith("must hold inputs torch.uint8 [1, 8, 8]\n") and line.count("\n") == 1
+    assert code == 2 and line.endswith("inputs as the model's, torch.uint8 [n, 1, 8, 8]\n") and line.count("\n") == 1
+    np.savez("server.npz", x=inputs, targets=digits.target[:200])
+    code, line = fedlab(*own, *arguments, "seed=1")
+    assert code == 2 and line.endswith("server.npz must hold inputs and targets, got x, targets\n")
     Path("server.npz").unlink()
     code, line = fedlab(*own, *arguments, "seed=1")
     assert (code, line) == (2, "error: server_data: there is no file server.npz: write it with numpy.savez\n")

@@ -403,8 +403,8 @@ def test_an_algorithm_that_writes_into_its_state_leaves_no_checkpoint(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (lambda x: x.double(), "a State with the fields, types and sizes"),
-        (lambda x: x[:-1], "a State with the fields, types and sizes"),
+        (lambda x: x.double(), r"as params of the State .*, torch float32 \[650\] .*, got torch float64 \[650\] "),
+        (lambda x: x[:10], r"as params of the State .*, torch float32 \[650\] .*, got torch float32 \[10\] "),
         (lambda x: Params(x), "a State with the fields, types and sizes"),
         (lambda x: None, "a State with the fields, types and sizes"),
         (lambda x: x.clone().requires_grad_() * 2, "a State of tensors without a gradient's history"),
