@@ -83,6 +83,24 @@ def test_an_algorithm(fedlab: Fedlab) -> None:
     assert fedlab(*own, "algorithm.server_lr=0") == (2, "error: algorithm.server_lr must be > 0, got 0.0\n")
 
 
+def test_the_signatures_of_additions(fedlab: Fedlab) -> None:
+    """The three functions of the page train, with the received model as their anchor."""
+    (functions,) = re.findall(r"<!-- signatures -->\n```python\n(.*?)```", PAGES["algorithm"].read_text(), re.S)
+    (asked,) = re.findall(r"cohort\.train\(x, .*?\)\)?(?=`)", PAGES["algorithm"].read_text())
+    module = Path("mine/fedmedian.py")
+    text = module.read_text().replace("cohort.train(x)", asked.replace("anchor", "x[: cohort.family.num_params]"))
+    module.write_text(f"{text}\n\nfrom torch.nn import functional as F\n\n\n{functions}")
+    assert fedlab(*command(PAGES["algorithm"]), *SMALL, "model=logistic", "hydra.run.dir=own") == (0, "")
+    assert summary("own")["objective"] > 0.3
+
+
+def test_own_classes_from_python(fedlab: Fedlab) -> None:
+    (program,) = re.findall(r"<!-- program: \S+ -->\n```python\n(.*?)```", INDEX.read_text(), re.S)
+    space: dict[str, Any] = {}
+    exec(program, space)
+    assert space["result"].summary["rounds"] == 2 and len(space["network"].state_dict()) == 6
+
+
 def test_a_data_set(fedlab: Fedlab) -> None:
     own = command(PAGES["dataset"])
     training = ("algorithm=fedavg", "delay=none", "local.lr=0.5", "local.epochs=5", "rounds=30", "threads=1")
