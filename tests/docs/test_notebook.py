@@ -82,12 +82,16 @@ def test_its_cells_run(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", in_process)
-    space = {"__name__": "__main__"}
+    space: dict[str, Any] = {"__name__": "__main__"}
     for number, source in enumerate(quick(notebook), 1):
         exec(compile(source, f"cell {number}", "exec"), space)
     shown = capsys.readouterr().out
     assert "outputs/report/index.html" in shown and "of 270 right" in shown
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
+    committed = json.dumps([cell["outputs"] for cell in code(notebook)])
+    (table,) = tmp_path.glob("outputs/sweeps/*/table.md")
+    for line in (str(space["result"].folder), *table.read_text().splitlines()[:1]):  # the same with one round
+        assert line in committed, "jupyter nbconvert --to notebook --execute --inplace docs/notebooks/first_steps.ipynb"
 
 
 @pytest.mark.slow
