@@ -519,7 +519,7 @@ def test_no_example_of_the_test_set_is_the_servers(held_out: int) -> None:
         (["executor=cuda_graph"], r"^executor=cuda_graph needs a GPU"),
         (["partition=natural"], r"^partition=natural needs"),
         (["dataset=fashion_mnist", "dataset.root=/nowhere"], r"/nowhere"),
-        (["dataset=synthetic", "dataset.features=6", "model=cnn_small"], r"^model\."),
+        (["dataset=synthetic", "dataset.features=6", "model=cnn_small"], r"^model must take vectors"),
         (["evaluation.metric=test/acc"], r"^evaluation\.metric must be one of test/accuracy, test/loss, got test/acc$"),
         (["delay=from_file", "delay.path=/nowhere.csv"], r"^delay\.path"),
         (["model=timm", "model.name=resnet1000"], r"^model\.name .*resnet"),
