@@ -25,9 +25,10 @@ def first_round(algorithm: Algorithm[Any], state: Any, fed: Federation) -> Any:
             f"{type(algorithm).__name__} writes into its State, of which a checkpoint may be made at any time: make "
             "new tensors, as x + y in place of x.add_(y)"
         )
+    packed = pack(after)
     if not fed.round:  # against the first State, as a checkpoint is: later ones may have more rows
-        if getattr(after, "_fields", None) == state._fields:
-            for name, old, new in zip(state._fields, state, after, strict=True):
+        if (names := getattr(state, "_fields", ())) == getattr(after, "_fields", None):
+            for name, old, new in zip(names, state, after, strict=True):
                 words = f"as {name} of the State the type and size of the one before, {in_words(old)}"
                 require(_alike(new, old), algorithm, "round", words, new)
         alike = _alike(after, state)
