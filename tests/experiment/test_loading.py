@@ -89,8 +89,7 @@ def test_each_client_has_a_module(place: str, tmp_path: Path) -> None:
 PERSONAL = (
     ("algorithm=fedavg", "home=head", "home.store_on=disk"),
     ("algorithm=ditto", "algorithm.store_on=disk", "delay.std=1", "logger.save_model=true"),
-    ("algorithm=perfedavg", "delay=none"),
-    ("algorithm=perfedavg", "delay=none", "model=preact_resnet", "model.widths=[4]", "augment=crop_flip"),
+    ("algorithm=perfedavg", "delay=none", "augment=crop_flip"),  # whose views depend on the round
 )
 
 
