@@ -104,7 +104,7 @@ class SCAFFOLD(ServerAlgorithm[ScaffoldState, ScaffoldUpload]):
             moved = optimizer.distances(max(steps, default=0))  # K; with momentum more
             for out, delta, count in zip(delta_c, delta_y, steps, strict=True):
                 torch.sub(minus_c, delta, alpha=1 / (moved[count] * cohort.lr), out=out)  # (ii)
-        delta_c[~cohort.finite] = 0  # with `nonfinite=zero`
+        delta_c[~cohort.finite] = 0  # under `nonfinite=zero` or clip a model that was not finite tells nothing
         return ScaffoldUpload(delta_y, delta_c, statistics)
 
     def server_step(self, state: ScaffoldState, arrivals: Updates[ScaffoldUpload], fed: Federation) -> ScaffoldState:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from fedlab_runner.core.global_rng import own_generators, seeded
@@ -40,17 +40,17 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
                 "a mask a bool buffer, and fill with -inf in forward()"
             )
     two = inputs[[0, -1]].to(family.device)
+    if _remembers(family, two):
+        raise ValueError(
+            "the model's logits in evaluation depend on the model that the network had before, so that no metric would "
+            "be of one model: compute what forward() takes from parameters in each call, and keep it in no attribute"
+        )
     if _draws(family, two, training=False):
         raise ValueError(
             "the model draws random numbers in evaluation too, so that no metric could be repeated: draw in training "
             "alone, as F.dropout(x, p, training=self.training) does"
         )
     family.draws |= _draws(family, two, training=True)
-    if _remembers(family, two):
-        raise ValueError(
-            "the model's logits in evaluation depend on the model that the network had before, so that no metric would "
-            "be of one model: compute what forward() takes from parameters in each call, and keep it in no attribute"
-        )
     three = family.normalize(inputs[[0, -1, len(inputs) // 2]].to(family.device), family.dtype)
     three = three + torch.linspace(-0.1, 0.1, three.numel()).view(three.shape).to(three)  # may be one three times
     example = three[:2]
@@ -89,21 +89,27 @@ def _draws(family: ModelFamily, inputs: Tensor, training: bool) -> bool:
 
 
 def _remembers(family: ModelFamily, inputs: Tensor) -> bool:
-    """Whether the network keeps values of a model: with a model of NaN first, these reach the next model's logits."""
+    """Whether the network keeps values of a model: with parameters of NaN first, these reach the next model's logits.
+    The network must not have computed before.
+    """
     given, own = family.normalize(inputs, family.dtype), family.vector(family.module)
+    spoilt = own.clone()
+    spoilt[: family.num_params] = torch.nan
 
-    def logits(w: Tensor) -> Tensor:
-        with torch.no_grad(), own_generators(family.device), family.bound(w):
-            found: Tensor = family.module(given)
-        return found
+    def finite(module: nn.Module) -> bool:
+        found = module(given.clone())
+        return not isinstance(found, Tensor) or not bool(found.isnan().any())
 
-    family.mode(False)
-    expected = logits(own)
-    for training in (True, False):
-        family.mode(training)
-        with suppress(Exception):  # a network may refuse NaN
-            logits(torch.full_like(own, torch.nan))
-    return bool((logits(own).isnan() & ~expected.isnan()).any())
+    with torch.no_grad(), own_generators(family.device), suppress(Exception):  # the next checks name other faults
+        for training in (False, True, False):
+            family.mode(training)
+            with suppress(Exception), family.bound(spoilt.clone()):  # a network may refuse NaN
+                finite(family.module)
+        with family.bound(own):
+            if finite(family.module):
+                return False
+        return finite(family.build().to(family.device, family.dtype).eval())
+    return False
 
 
 def _mixes(family: ModelFamily, three: Tensor, training: bool) -> bool:

@@ -82,8 +82,9 @@ def _by_split(files: Sequence[Path], base: Path, wanted: Sequence[str]) -> dict[
 
 
 def _has(name: str, split: str) -> bool:
-    """Whether a name has that of a split, as in data/train-00000-of-00002, set/test/0 or Train_sft."""
-    return re.search(f"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
+    """Whether a name has that of a split, as in data/train-00000-of-00002, set/test1 or Train_sft."""
+    end = "A-Za-z0-9" if split[-1:].isdigit() else "A-Za-z"
+    return re.search(f"(?<![A-Za-z]){re.escape(split)}(?![{end}])", name, re.IGNORECASE) is not None
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class CSV(Dataset):
 
 def _shortened(field: str) -> str:
     """A whole number without its `.0`, with which pandas writes a column of integers that has a gap."""
-    whole = field.removesuffix(".0")
+    whole = "0" if field == "-0.0" else field.removesuffix(".0")
     return whole if whole.removeprefix("-").isdecimal() else field
 
 

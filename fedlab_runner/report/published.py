@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -25,7 +26,6 @@ IN_PERCENT = "accuracy in percent"  # part of the unit of a table whose values a
 SEEDS, ROUNDS, NONE = "seeds", "rounds", "none"
 LAST_EVALUATIONS = 10  # over which a table of rounds has its deviation
 TO_TARGET = "rounds_to_target"  # the metric of a table of rounds to `evaluation.target`
-_Rank = tuple[bool, float]  # of a mean in its column: whether it is over enough seeds, and its place among those
 OVER_ROUNDS = ("comm/", "cost/")  # metrics of which the mean over all rounds counts; of others the best round counts
 
 
@@ -100,7 +100,7 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
             cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
             lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
     tops = [
-        max((_rank(paper, column, cells[i]) for _, cells, _ in lines if cells[i]), default=None)
+        max((cells[i] for _, cells, _ in lines if cells[i]), key=partial(_rank, column), default=[])
         for i, column in enumerate(paper.columns)
     ]
     body = []
@@ -154,14 +154,16 @@ def _cells(
     groups: Sequence[SeedGroup],
     theirs: Any,
     spread_of: Any,
-    top: _Rank | None,
+    top: Sequence[SeedGroup],
 ) -> list[Cell]:
-    """The runs' value (bold for the best), the paper's value and the difference, with the same decimals."""
+    """The runs' value (bold for the best, `top`, and what looks like it), the paper's value and the difference, with
+    the same decimals.
+    """
     ours = _ours(groups, column)
     metric = _metric_of(column, groups)
     deviation = _deviation(paper, groups, column, ours)
     digits = _digits(column, groups, deviation)
-    bold = bool(ours) and _rank(paper, column, groups) == top
+    bold = bool(ours) and _place(paper, column, groups) == _place(paper, column, top)
     if ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
         mine = cell(words, count_of(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
@@ -228,16 +230,20 @@ def _digits(column: Mapping[str, Any], groups: Sequence[SeedGroup], deviation: f
     return decimals([deviation], _metric_of(column, groups)) if given is None else given
 
 
-def _rank(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> _Rank:
-    """A rank (larger is better) of the shown mean, so that equal ones are both bold. NaN has the lowest rank.
-
-    Any mean over `MIN_SEEDS` seeds or more has a higher rank than one over fewer.
+def _rank(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, float]:
+    """A rank (larger is better) of the mean. NaN has the lowest; over `MIN_SEEDS` seeds or more, any a higher one than
+    over fewer.
     """
-    ours, metric = _ours(groups, column), _metric_of(column, groups)
+    ours = _ours(groups, column)
+    sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
+    return len(ours) >= MIN_SEEDS, -math.inf if math.isnan(mean(ours)) else sign * mean(ours)
+
+
+def _place(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, int | None, float]:
+    """What two cells of a column have in common if they look equal: enough seeds, the decimals, and the shown mean."""
+    ours = _ours(groups, column)
     digits = _digits(column, groups, _deviation(paper, groups, column, ours))
-    number = as_shown(mean(ours), metric, digits)
-    rank = -math.inf if math.isnan(number) else -number if lower_is_better(metric) else number
-    return len(ours) >= MIN_SEEDS, rank
+    return len(ours) >= MIN_SEEDS, digits, as_shown(mean(ours), _metric_of(column, groups), digits)
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -114,11 +114,38 @@ class Keeping(nn.Module):
         return logits
 
 
+class Once(Keeping):
+    """Keeps it from the first call in evaluation on, for good."""
+
+    def train(self, mode: bool = True) -> "Once":
+        nn.Module.train(self, mode)
+        return self
+
+
+class Turning(nn.Module):
+    """Keeps what it makes of a buffer, which no training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.kept = mlp(), None
+        self.register_buffer("angle", torch.ones(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept = self.angle.cos() if self.kept is None or self.training else self.kept
+        logits: Tensor = self.inner(inputs) * self.kept.detach()
+        return logits
+
+
+@pytest.mark.parametrize("kind", [Keeping, Once])
 @pytest.mark.parametrize("kept_in", ["training", "evaluation"])
-def test_values_of_an_earlier_model_are_found(kept_in: str) -> None:
+def test_values_of_an_earlier_model_are_found(kind: Callable[[str], nn.Module], kept_in: str) -> None:
     """Also where the models' logits hardly differ."""
     with pytest.raises(ValueError, match="depend on the model that the network had before"):
-        try_network(model_family(lambda: Keeping(kept_in)), INPUTS)
+        try_network(model_family(lambda: kind(kept_in)), INPUTS)
+
+
+def test_what_is_kept_of_a_constant_is_no_fault() -> None:
+    try_network(model_family(Turning), INPUTS)
 
 
 class Recurrent(nn.Module):

@@ -158,6 +158,8 @@ def test_files_of_several_parts_and_other_names(tmp_path: Path) -> None:
         ("train_sft test_sft", {}, (6, 5)),
         ("Train Test", {}, (6, 5)),
         ("train train_val", {"test": "train_val"}, (6, 5)),
+        ("train1 test1", {"test": None}, (6, 0)),
+        ("fold1 fold10", {"train": "fold1", "test": "fold10"}, (6, 5)),
         ("part/a part/b", {"test": None}, (11, 0)),
         ("mine/test", {"test": None}, (6, 0)),
         ("b_train b_test", {"train": "a", "test": None}, "no file is named after the split a, but .*, '.*' after o"),

@@ -406,6 +406,19 @@ def test_the_best_beside_a_paper_has_enough_seeds(tmp_path: Path) -> None:
     assert "Ours are over 1 to 3 seeds; " in files["tables.tex"]
 
 
+@pytest.mark.parametrize(("unstable", "bold"), [(0.5049, "FedAvg"), (0.4951, "HFCL")])
+def test_bold_beside_a_paper_is_the_best_mean_however_cells_are_rounded(
+    unstable: float, bold: str, tmp_path: Path
+) -> None:
+    """50 ± 5 beside 50.00 ± 0.10."""
+    column = ("experiment=feddle/table7", "dataset=fashion_mnist", "rounds=1", "evaluation.every=1")
+    for name, middle, apart in (("fedavg", unstable, 0.05), ("hfcl", 0.5, 0.001)):
+        for seed, value in enumerate((middle - apart, middle, middle + apart)):
+            write_run(tmp_path, *column, f"algorithm={name}", f"seed={seed}", rows=curve(0.1, value), small=False)
+    text = written(tmp_path)["report.md"]
+    assert [name for name in ("FedAvg", "HFCL") if cells(text, name)[0].startswith("**")] == [bold]
+
+
 def test_the_papers_numbers_in_the_csv_are_those_of_its_file(table7: Path) -> None:
     rows = records(written(table7)["paper.csv"])
     table = published.load("feddle/table7")

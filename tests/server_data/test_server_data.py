@@ -17,6 +17,7 @@ from fedlab_runner.datasets import image_cache
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
 from fedlab_runner.experiment.run import prepare, run_in
+from fedlab_runner.server_data import checks
 from fedlab_runner.server_data.image_folder import ServerImageFolder
 from fedlab_runner.server_data.in_domain import InDomain
 from fedlab_runner.server_data.none import NoServerData
@@ -469,7 +470,7 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
         *(
             (
                 ["server_data=torchvision", "dataset@server_data.dataset=digits", *limits],
-                r"^server_data: \d+ of \d+ different examples are training or test examples of the clients",
+                r"^server_data: \d+ of \d+ examples are training or test examples of the clients",
             )
             for limits in (
                 ["server_data.part=test", "server_data.max_images=20"],
@@ -621,3 +622,29 @@ def test_the_lists_of_fedwalks_leash_tasks() -> None:
     assert {name: len(set(wnids)) for name, wnids in lists.items()} == {"lh": 20, "mh": 20, "hh": 20, "cifar100": 40}
     assert lists["mh"][:10] == lists["lh"][:10] and not set(lists["mh"][10:]) & set(lists["lh"])
     assert all(len(wnid) == 9 and wnid[0] == "n" and wnid[1:].isdigit() for wnids in lists.values() for wnid in wnids)
+
+
+def test_images_with_one_border_are_not_one_image() -> None:
+    """Of a side of 256 pixels, of which every 256th is on the border."""
+    rng = torch.Generator().manual_seed(0)
+
+    def bordered(n: int) -> torch.Tensor:
+        images = torch.full((n, 1, 256, 256), 255, dtype=torch.uint8)
+        images[..., 3:-3, 3:-3] = torch.randint(255, (n, 1, 250, 250), generator=rng, dtype=torch.uint8)
+        return images
+
+    def examples(inputs: torch.Tensor) -> Examples:
+        labels = torch.arange(len(inputs)) % 2
+        return Examples(inputs, labels, labels, None)
+
+    data = Data(examples(bordered(4)), examples(bordered(2)), ("a", "b"), (0.5,), (0.5,))
+    mine = bordered(3)
+
+    class Folder(NoServerData):
+        def reserve(self, data: Data, seed: int) -> tuple[ServerData | None, Data]:
+            return ServerData(mine, torch.tensor([0, 1, 0]), 2, in_domain=False), data
+
+    assert checks.reserved(Folder(), data, 0)[0] is not None
+    mine = torch.cat([mine, data.train.inputs[:1]])[-3:]
+    with pytest.raises(UserError, match=r"^server_data: 1 of 3 examples are training or test examples of the clients"):
+        checks.reserved(Folder(), data, 0)

@@ -30,5 +30,6 @@ def call(module: nn.Module, values: dict[str, Tensor], tied: dict[str, str], inp
 
 
 def _own_names(prefix: str, layer: nn.Module) -> Iterator[str]:
-    for name, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+    own = layer.named_parameters(recurse=False, remove_duplicate=False)
+    for name, _ in (*own, *layer.named_buffers(recurse=False, remove_duplicate=False)):
         yield f"{prefix}.{name}" if prefix else name

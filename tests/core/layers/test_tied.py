@@ -40,7 +40,20 @@ def tied() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, WIDTH), first, nn.Tanh(), again, nn.Linear(WIDTH, CLASSES))
 
 
-BUILDS = [twice, Alias, tied]
+class Decoding(nn.Module):
+    """One parameter of two names in one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Parameter(torch.randn(WIDTH, FEATURES))
+        self.decode, self.head = self.encode, nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.tanh(inputs @ self.encode.T) @ self.decode)
+        return logits
+
+
+BUILDS = [twice, Alias, tied, Decoding]
 
 
 @pytest.mark.parametrize("build", BUILDS)
