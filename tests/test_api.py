@@ -69,10 +69,19 @@ def double() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
 @pytest.mark.parametrize(
     "within",
-    [double, torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu")],
-    ids=["float64", "no_grad", "inference_mode", "autocast"],
+    [double, torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu"), elsewhere],
+    ids=["float64", "no_grad", "inference_mode", "autocast", "device"],
 )
 def test_a_run_has_the_numbers_of_the_command_in_a_program_with_other_settings(within: Any) -> None:
     """The program has its settings afterwards."""
@@ -88,7 +97,7 @@ def test_a_run_has_the_numbers_of_the_command_in_a_program_with_other_settings(w
 def settings() -> tuple[Any, ...]:
     nested = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
-    return torch.get_default_dtype(), *nested, *modes
+    return torch.get_default_dtype(), torch.get_default_device(), *nested, *modes
 
 
 def test_a_program_that_uses_hydra_composes_too(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     families = simulation.fed.families
     modules = [_module(families[i % len(families)], values, folder) for i, values in enumerate(weights)]
 
+    @usual_settings()
     def of_client(client: int) -> nn.Module:
         fed, clients = simulation.fed, np.array([client])
         if not 0 <= client < fed.num_clients:

@@ -10,19 +10,26 @@ _DEVICES = "cpu", "cuda"  # types of device on which a run may compute
 
 @contextmanager
 def usual_settings() -> Iterator[None]:
-    """A context, or a decorator of a function, with float32 as the default type, gradients, and no autocast."""
+    """A context, or a decorator of a function, with float32 as the default type, the CPU as the default device,
+    gradients, and no autocast.
+    """
     dtype, autocast = torch.get_default_dtype(), [torch.is_autocast_enabled(device) for device in _DEVICES]
+    device = torch.get_default_device()
     torch.set_default_dtype(torch.float32)
-    for device in _DEVICES:
-        torch.set_autocast_enabled(device, False)
+    if elsewhere := device.type != "cpu":
+        torch.set_default_device(None)
+    for kind in _DEVICES:
+        torch.set_autocast_enabled(kind, False)
     depth = _leave_autocast()
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         torch.set_default_dtype(dtype)
-        for device, on in zip(_DEVICES, autocast, strict=True):
-            torch.set_autocast_enabled(device, on)
+        if elsewhere:
+            torch.set_default_device(device)
+        for kind, on in zip(_DEVICES, autocast, strict=True):
+            torch.set_autocast_enabled(kind, on)
         for _ in range(depth):
             torch.autocast_increment_nesting()
 
