@@ -7,6 +7,7 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -112,6 +113,16 @@ class CheckpointStore:
             raise UserError(f"{'; '.join(reasons)}; there is no other checkpoint: {_remedy(self.folder)}")
         return None
 
+    def check(self, fingerprint: dict[str, Any], also: Sequence[dict[str, Any]] = ()) -> None:
+        """Raises UserError, as `load` does, where the newest checkpoint with a whole header is of another fingerprint
+        or another format.
+        """
+        ours = [_plain(each) for each in (fingerprint, *also)]
+        for path in self._newest_first():
+            with suppress(_Damaged), open_to_read(path) as file:
+                _read_header(file, path, ours)
+                return
+
     def rounds(self) -> list[int]:
         """The rounds of all checkpoints, whole or damaged, newest first."""
         return [_round(path) for path in self._newest_first()]
@@ -175,26 +186,32 @@ def _prefix_digest(version: int, header: bytes) -> bytes:
     return hashlib.sha256(struct.pack("<II", version, len(header)) + header).digest()
 
 
+def _read_header(file: BinaryIO, path: Path, fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The header of a checkpoint, which is of one of the fingerprints. The file then stands at the body."""
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise _Damaged("too short")
+    magic, version, length, digest = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise _Damaged("not a checkpoint")
+    text = file.read(min(length, path.stat().st_size))
+    if _prefix_digest(version, text) != digest:
+        raise _Damaged("its header was changed or cut off")
+    if version != VERSION:
+        raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_remedy(path.parents[1])}")
+    header = _parsed(lambda: json.loads(text))
+    if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
+        raise _Damaged("its header lacks keys")
+    if header["fingerprint_sha256"] not in map(_digest, fingerprints):
+        raise UserError(other_config(path, header["fingerprint"], fingerprints[0], path.parents[1]))
+    return header
+
+
 def _read(path: Path, fingerprints: Sequence[dict[str, Any]], device: "torch.device | str") -> tuple[int, Any]:
     import torch
 
     with open_to_read(path) as file:
-        prefix = file.read(_PREFIX.size)
-        if len(prefix) < _PREFIX.size:
-            raise _Damaged("too short")
-        magic, version, length, digest = _PREFIX.unpack(prefix)
-        if magic != MAGIC:
-            raise _Damaged("not a checkpoint")
-        text = file.read(min(length, path.stat().st_size))
-        if _prefix_digest(version, text) != digest:
-            raise _Damaged("its header was changed or cut off")
-        if version != VERSION:
-            raise UserError(f"{path} has format {version}, this version reads {VERSION}: {_remedy(path.parents[1])}")
-        header = _parsed(lambda: json.loads(text))
-        if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
-            raise _Damaged("its header lacks keys")
-        if header["fingerprint_sha256"] not in map(_digest, fingerprints):
-            raise UserError(other_config(path, header["fingerprint"], fingerprints[0], path.parents[1]))
+        header = _read_header(file, path, fingerprints)
         body = file.read()
     if hashlib.sha256(body).hexdigest() != header["sha256"]:
         raise _Damaged("its body was changed or cut off")

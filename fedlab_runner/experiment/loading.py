@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import check
-from fedlab_runner.config.run_id import VOLATILE
+from fedlab_runner.config.run_id import VOLATILE, stopping
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.global_rng import kept_globals, own_generators
 from fedlab_runner.core.model_family import ModelFamily
@@ -174,7 +174,7 @@ def _with(cfg: DictConfig, *overrides: str) -> DictConfig:
 
 def _of_checkpoint(store: CheckpointStore, fingerprint: dict[str, Any], simulation: Simulation) -> tuple[int, Any]:
     """The round of the newest checkpoint, and the State in it."""
-    found = store.load(fingerprint)
+    found = store.load(fingerprint, also=[stopping(fingerprint)])
     assert found is not None
     round, payload = found
     with understood(round, STRANGE):

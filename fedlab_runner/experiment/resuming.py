@@ -5,15 +5,14 @@ its frozen weights are those of its beginning.
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from fedlab_runner.checkpoints.store import Checkpointing, other_config
-from fedlab_runner.config.run_id import stopping, without_volatile
+from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore, other_config
+from fedlab_runner.config.recorded import other_fingerprint
+from fedlab_runner.config.run_id import stopping
 from fedlab_runner.experiment.code_hash import Code, changed
 from fedlab_runner.tracking.log_lines import FILE_ONLY
-from fedlab_runner.utils import exhaustion, untrusted
-from fedlab_runner.utils.digest import digest
+from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.run_files import CONFIG
 
@@ -23,20 +22,22 @@ STRANGE = "holds something else than the state of this run"  # a fault of a chec
 FAILED = "cannot be continued: a round that follows on it fails; it is not of this run, or the code has a fault"
 
 
-def check_folder(folder: Path, fingerprint: dict[str, Any], rounds: int, done: int) -> None:
-    """Raises UserError if the config in the folder is of another run, which this one would overwrite, or if the run has
-    `done` more than `rounds` rounds. A config that cannot be read is no obstacle: the run writes it again.
+def check_folder(store: CheckpointStore, fingerprint: dict[str, Any], rounds: int) -> None:
+    """Raises UserError if the store's folder is of another run, which this one would overwrite, or if the run has a
+    checkpoint after more than `rounds` rounds. A config that cannot be read is no obstacle: the run writes it again.
+
+    Where there are checkpoints, they and not the config decide with which `nonfinite` the run has gone so far: an
+    attempt that ends before its first checkpoint leaves the config of its own policy.
     """
-    path = folder / CONFIG
-    try:
-        theirs = without_volatile(untrusted.read_yaml(path))
-    except (OSError, TypeError, ValueError):
-        theirs = fingerprint
-    if digest(theirs) not in map(digest, (fingerprint, stopping(fingerprint))):
-        raise UserError(other_config(path, theirs, fingerprint, folder))
-    if done > rounds:
+    folder, done = store.folder, store.rounds()
+    theirs = other_fingerprint(folder, fingerprint)
+    if theirs is not None and not (done and stopping(theirs) == stopping(fingerprint)):
+        raise UserError(other_config(folder / CONFIG, theirs, fingerprint, folder))
+    store.check(fingerprint, also=[stopping(fingerprint)])
+    if max(done, default=0) > rounds:
         raise UserError(
-            f"rounds must be >= {done}, got {rounds}: the run in {folder} has gone on so far; or give another folder"
+            f"rounds must be >= {max(done)}, got {rounds}: the run in {folder} has gone on so far; or give another "
+            "folder"
         )
 
 

@@ -68,9 +68,9 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         if finished is not None:
             return finished
         command = None if command_of is None else command_of(name)
-        checkpoints = CheckpointStore(folder, components.checkpoint.keep).rounds
-        check_folder(folder, checked.fingerprint, components.rounds, max(checkpoints(), default=0))
-        with Attempt(folder, checkpoints):
+        store = CheckpointStore(folder, components.checkpoint.keep)
+        check_folder(store, checked.fingerprint, components.rounds)
+        with Attempt(folder, store.rounds):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])
 
@@ -85,9 +85,9 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
-        checkpoints = CheckpointStore(folder, components.checkpoint.keep).rounds
-        check_folder(folder, checked.fingerprint, components.rounds, max(checkpoints(), default=0))
-        with Attempt(folder, checkpoints):
+        store = CheckpointStore(folder, components.checkpoint.keep)
+        check_folder(store, checked.fingerprint, components.rounds)
+        with Attempt(folder, store.rounds):
             prepared, code = prepare(components, folder), code_of(checked.fingerprint)
             return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 

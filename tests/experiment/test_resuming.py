@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedlab_runner.experiment.loading import load
+from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
@@ -36,3 +38,25 @@ def test_a_run_does_not_go_on_with_other_delays_or_another_graph(
     assert key in str(error.value) and "\n" not in str(error.value)
     run(3, other, "checkpoint.same_data=false")
     assert "the run continues with these" in caplog.text
+
+
+def test_an_attempt_without_a_checkpoint_binds_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint has nonfinite=stop, the config that of an attempt which was killed before its next checkpoint."""
+    folder, command = tmp_path / "run", (*SMALL, "algorithm=fedavg", "checkpoint.rounds=1")
+
+    def killed(self: Simulation, *args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    run_in(folder, composed(*command, "rounds=1"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulation, "_round", killed)
+        run_in(folder, composed(*command, "rounds=2", "nonfinite=drop"))
+    assert "nonfinite: drop" in (folder / "config.yaml").read_text()
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    assert load(folder).round == 1
+    run_in(folder, composed(*command, "rounds=2"))
+    run_in(folder, composed(*command, "rounds=3", "nonfinite=drop"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"round_000003\.pt is of another config: nonfinite \(drop there, stop here\)"):
+        run_in(folder, composed(*command, "rounds=4"))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
