@@ -22,8 +22,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedlab_runner.config import config_files, hydra_loader, hydra_record, listing, plugins, secrets
-from fedlab_runner.config.build import conf_dir, register_resolvers
+from fedlab_runner.config.build import conf_dir, register_resolvers, unchecked_fingerprint
 from fedlab_runner.config.explain import explain, is_of_run, traceback_of
+from fedlab_runner.config.recorded import other_fingerprint
+from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.sweep import callback, records, states
 from fedlab_runner.sweep.table import show
 from fedlab_runner.tracking.metric_direction import check_direction
@@ -143,13 +145,16 @@ def _requeued(error: Exception) -> bool:
 
 def _run(cfg: DictConfig) -> float:
     streams.make_optional()
-    hydra_record.write(cfg)
     of_hydra: Any = HydraConfig.get()
+    folder = Path(of_hydra.runtime.output_dir)
+    with RunLock(folder):  # a folder in use, or of another run, stays as it is
+        if other_fingerprint(folder, unchecked_fingerprint(cfg)) is None:
+            hydra_record.write(cfg)
     check_direction(of_hydra, str(cfg.evaluation.metric))
     with signals.raised():
         from fedlab_runner.experiment.finished import objective_of_same  # takes longer than --help
 
-        if (objective := objective_of_same(Path(of_hydra.runtime.output_dir), cfg)) is not None:
+        if (objective := objective_of_same(folder, cfg)) is not None:
             return objective
         with imports.kept():
             from fedlab_runner.experiment.run import run  # imports torch: not for --help, not for shell completion

@@ -124,6 +124,14 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     return bounded
 
 
+def unchecked_fingerprint(cfg: DictConfig) -> dict[str, Any] | None:
+    """The fingerprint of a config whose types and ranges are not checked yet; None for a config with a fault."""
+    try:
+        return without_volatile(resolved(cfg))
+    except (AttributeError, OmegaConfBaseException, TypeError, ValueError):
+        return None
+
+
 def _resolved(cfg: DictConfig, key: str) -> Any:
     """The value of a top-level key with interpolations resolved. A masked copy of the config would cost three times as
     much.

@@ -27,8 +27,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedlab_runner.config.build import rounds_of
+from fedlab_runner.config.build import rounds_of, unchecked_fingerprint
 from fedlab_runner.config.hydra_record import overrides_of
+from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.sweep import progress, states
 from fedlab_runner.sweep.records import GRID, Job, Row, read, read_job, read_json
 from fedlab_runner.sweep.table import refresh
@@ -134,6 +135,7 @@ class JobRecord:
 
     def __init__(self, cfg: DictConfig) -> None:
         hydra = HydraConfig.get()
+        self._fingerprint = unchecked_fingerprint(cfg)
         self._rounds, seed = _value(rounds_of, cfg), _value(DictConfig.get, cfg, "seed")
         self._metric = str(_value(OmegaConf.select, cfg, "evaluation.metric"))
         self._overrides, self._seed = overrides_of(hydra), seed if isinstance(seed, int) else None
@@ -157,14 +159,17 @@ class JobRecord:
         """Notes how the job has ended, and updates the sweep's table."""
         if (sweep := sweep_folder()) is None:  # the launcher drops the environment: only the run has the result
             return
+        refused = status == states.FAILED and other_fingerprint(self._output, self._fingerprint) is not None
+        if refused:  # the folder has another run, whose numbers are not those of the job
+            self._folder, self._reused = "", False
         before = read_job(self._path(sweep)).get("seconds")
         seconds = before if self._reused else time.monotonic() - self._began
-        summary = self._summary()
+        summary = {} if refused else self._summary()
         if summary.get("rounds") != self._rounds:  # of a longer run, with this job among its rounds
             summary = {key: summary[key] for key in ("metric", "rule") if key in summary} | {"rounds": self._rounds}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
         self._write(sweep, job)
-        if (self._output / "config.yaml").is_file():  # the run has begun
+        if not refused and (self._output / "config.yaml").is_file():  # the run has begun
             note_sweep(self._output)
         if status != states.STOPPED:  # the command itself reports that in one line
             level = logging.ERROR if status == states.FAILED else logging.INFO

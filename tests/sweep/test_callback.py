@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner import train
 from fedlab_runner.config import build
 from fedlab_runner.experiment import run
+from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
 from fedlab_runner.sweep import callback, plots, ranking, records
 from fedlab_runner.sweep.records import Job, Row
@@ -569,6 +571,29 @@ def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_j
     assert "is finished already" in fedlab(*shlex.split(noted["command"])[1:])
     assert len((job / COMMANDS_FILE).read_text().splitlines()) == 1
     assert len(list((tmp_path / "outputs").glob("fed*-*"))) == 2
+
+
+def test_a_job_in_the_folder_of_another_run_is_refused_and_leaves_it_as_it_is(launch: Sweep, tmp_path: Path) -> None:
+    """So the first run keeps its method and its sweep, and the second sweep has none of its numbers."""
+    here = ("hydra.sweep.dir=outputs", "hydra.sweep.subdir=${hydra.job.num}", *TINY)
+    folder, log = tmp_path / "outputs" / "0", "train.log"
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != log}
+
+    assert launch(run.run, "algorithm=fedavg", *here)[0] == 0
+    before = files()
+    for choice in ("algorithm=scaffold", "local.lr=fast"):
+        shutil.rmtree(tmp_path / "outputs" / "sweeps")
+        assert launch(run.run, choice, *here)[0] == 1
+        ((job,),) = [row.jobs for row in records.read(only_folder())]
+        assert (job.status, job.folder, job.summary.get("objective")) == ("failed", "", None)
+        assert files() == before
+    assert launch(run.run, "algorithm=scaffold", *TINY, f"hydra.run.dir={folder}", multirun=False)[0] == 2
+    assert files() == before
+    with RunLock(folder):
+        assert launch(run.run, "algorithm=fedavg", *TINY, "rounds=9", f"hydra.run.dir={folder}", multirun=False)[0] == 2
+    assert files().keys() == before.keys() and (folder / ".hydra" / "config.yaml").read_bytes() in before.values()
 
 
 @pytest.mark.slow
