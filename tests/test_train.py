@@ -257,12 +257,16 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "+experiment=example",
             "cannot read '+experiment=example': the default config has the group: write exp",
         ),
+        ("+debug=tiny +experiment=example", "cannot read '+experiment=example': the default config has the group: "),
+        ("experiment=null delay=null", "delay=null is not a choice: did you mean none? choices: constant, "),
+        ("+experiment=null", "cannot read '+experiment=null': it adds no choice: leave it out"),
         ("++delay=none", "cannot read '++delay=none': the default config has the group: write delay=none"),
         ("dataset=CIFAR10", "dataset=CIFAR10 is not a choice: did you mean cifar10? choices: "),
         ("-m seed=0,1 hydra.run.dir=here", "hydra.run.dir must be left out with -m: hydra.sweep.dir is the folder of "),
         ("--list dataset delays", "--list shows one group, got dataset delays"),
         ("--config-dir=mine delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
         ("hydra.searchpath=[mine] delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
+        ("--config-dir=mine/è delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
         ("--config-name=trian", "Cannot find primary config 'trian'."),
         ("--config-dir=nowhere", "Additional config directory '"),
         ("local.lr=fast", "local.lr must be a number, got 'fast'"),
@@ -280,8 +284,9 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments: str, line: str, command: Command) -> None:
     Path("file").touch()
-    Path("mine/delay").mkdir(parents=True)
-    Path("mine/delay/other.yaml").write_text("share: 0.5\n")
+    for folder in (Path("mine"), Path("mine/è")):
+        (folder / "delay").mkdir(parents=True)
+        (folder / "delay" / "other.yaml").write_text("share: 0.5\n")
     code, shown = command(*arguments.split())
     assert code == 2
     assert shown.startswith(f"error: {line}") and shown.count("\n") == 1

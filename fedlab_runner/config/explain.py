@@ -21,7 +21,7 @@ from fedlab_runner.config import schema
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.composing import composed
 from fedlab_runner.config.listing import choices, groups, places
-from fedlab_runner.utils import exhaustion
+from fedlab_runner.utils import exhaustion, untrusted
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
 
@@ -47,6 +47,7 @@ MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user h
 
 # Errors of a folder that cannot be made because of its name: a file has that name, or /proc has no folders.
 NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+_ADDS_NULL = re.compile(r"\+[\w/@.]+=null")  # an override that adds no choice
 READERS = (  # modules that read a config by recursion
     "antlr4.",
     "hydra.",
@@ -108,6 +109,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return [_one_line(f"hydra.job_logging or hydra.hydra_logging cannot be used: {error}{why}")]
     if "Got NoneType" in str(error) and (null := next(filter(_is_null_choice, arguments), None)):
         return [_null_choice(null.partition("=")[0])]
+    if "Got NoneType" in str(error) and (null := next(filter(_ADDS_NULL.fullmatch, arguments), None)):
+        return [f"cannot read {null!r}: it adds no choice: leave it out"]
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None
@@ -165,7 +168,7 @@ def known_keys(arguments: Sequence[str]) -> list[str]:
         if argument.startswith("hydra.searchpath="):
             named: Any = OverridesParser.create().parse_override(argument).value()
             folders += named
-    searched = f"hydra.searchpath={json.dumps(folders)}"
+    searched = f"hydra.searchpath={json.dumps(folders, ensure_ascii=False)}"
     choices = [
         argument.partition(",")[0]  # the first of a sweep
         for argument in given.overrides
@@ -184,7 +187,10 @@ def _is_group(override: str) -> bool:
 
 
 def _is_null_choice(argument: str) -> bool:
-    return _is_group(argument) and "null" in argument.partition("=")[2].split(",")
+    """Whether an override gives the choice null, which it must not: a group that is null by default may be null."""
+    group, _, given = argument.partition("=")
+    defaults = untrusted.read_yaml(conf_dir() / "train.yaml")["defaults"]
+    return _is_group(argument) and "null" in given.split(",") and {group: None} not in defaults
 
 
 def _keys(value: Any, path: str) -> Iterator[str]:
@@ -244,8 +250,9 @@ def _composition(error: HydraException, arguments: Sequence[str]) -> str:
         keys = [name for name in known_keys(arguments) if name.startswith("hydra") == key.startswith("hydra")]
         if key not in keys:
             return schema.unknown_key(key, keys)
-    added = next((each for each in arguments if each.startswith("+") and _is_group(each.lstrip("+"))), None)
-    if added and re.match(r"Multiple values for|force-add of config groups", message):
+    found = re.match(r"Multiple values for (\S+)\. |force-add of config groups is not supported: '\++([^=]+)", message)
+    group = found and (found[1] or found[2])
+    if added := next((each for each in arguments if each[0] == "+" and each.strip("+").startswith(f"{group}=")), None):
         return f"cannot read {added!r}: the default config has the group: write {added.lstrip('+')}"
     cause = error.__cause__
     return _one_line(": ".join(str(each).strip() for each in (error, cause) if each is not None and str(each).strip()))
