@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import TEMPORARY, open_to_read, write_atomically
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 from fedlab_runner.utils.signals import deferred
 from fedlab_runner.utils.validate import at_least, within
 
@@ -280,7 +281,7 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _remedy(folder: Path) -> str:
-    return f"delete {folder} to start the run again, or give another hydra.run.dir"
+    return f"delete {folder} to start the run again, or give {OTHER_FOLDER}"
 
 
 def _round(path: Path) -> int:

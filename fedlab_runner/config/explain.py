@@ -24,6 +24,7 @@ from fedlab_runner.config.listing import choices, groups, places
 from fedlab_runner.utils import exhaustion, untrusted
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 # Choices that come with an extra of this package.
 EXTRAS = {
@@ -35,11 +36,11 @@ EXTRAS = {
 
 
 # The errors of a file system that are no fault of the program, with the remedy.
-NO_ACCESS = "give a place that may be written to, such as another hydra.run.dir"
+NO_ACCESS = f"give a place that may be written to, such as {OTHER_FOLDER}"
 DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR), NO_ACCESS),
-    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give another hydra.run.dir, with shorter names and no loop"),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), f"give {OTHER_FOLDER}, with shorter names and no loop"),
     errno.EIO: "check the disk",
 }
 MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user has mended these, the same command works
@@ -67,9 +68,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
     if (folder := _of_folder(error)) is not None:
-        return [
-            _one_line(f"{folder.filename}: no folder can be made there ({folder.strerror}): give another hydra.run.dir")
-        ]
+        return [_one_line(f"{folder.filename}: no folder can be made there ({folder.strerror}): give {OTHER_FOLDER}")]
     if (refused := _of_disk(error)) is not None:
         where = f"{refused.filename}: " if refused.filename else ""
         then = f"; {next_start()}" if refused.errno in MENDED else ""

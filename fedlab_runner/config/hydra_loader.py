@@ -31,7 +31,7 @@ from fedlab_runner.utils.errors import UserError
 # class stands in a module of a plugin, not in what that module has imported, such as `logging`, and is named for its
 # use.
 _BUILT = re.compile(
-    r"(hydra\._internal\.core_plugins|hydra_plugins\.\w+)\.[a-z]\w*\.[A-Z]\w*(Launcher|Sweeper|Callback)"
+    r"(hydra\._internal\.core_plugins\.[a-z]\w*|hydra_plugins(\.[a-z]\w*){1,2})\.[A-Z]\w*(Launcher|Sweeper|Callback)"
     r"|hydra\.experimental\.callbacks\.[A-Z]\w*Callback|optuna\.samplers\.[A-Z]\w*Sampler"
     r"|fedlab_runner\.sweep\.callback\.SweepCallback"
 )

@@ -24,7 +24,7 @@ from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import short_path
-from fedlab_runner.utils.run_files import MODEL_FILE
+from fedlab_runner.utils.run_files import MODEL_FILE, OTHER_FOLDER
 
 _log = logging.getLogger("fedlab_runner")
 CODE_DIGEST = "code_sha256"  # key of a summary: the digest of the code that computed its numbers
@@ -81,7 +81,7 @@ def objective_of_finished(
     if e["metric"] not in rows[rounds]:
         raise UserError(
             f"rounds={rounds}: the run in {folder} has {summary['rounds']} rounds and no evaluation after round "
-            f"{rounds}; give a multiple of evaluation.every={e['every']} as rounds, or another hydra.run.dir"
+            f"{rounds}; give a multiple of evaluation.every={e['every']} as rounds, or {OTHER_FOLDER}"
         )
     if summary != now:
         _log.info("%s is written again from %s", folder / SUMMARY, METRICS)

@@ -12,6 +12,7 @@ from typing import Self
 
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.files import is_at, make_folder, open_own
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class RunLock:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
             raise UserError(
-                f"{self._folder} is in use by {holder}: wait for it or stop it, or give another hydra.run.dir"
+                f"{self._folder} is in use by {holder}: wait for it or stop it, or give {OTHER_FOLDER}"
             ) from None
         except OSError as error:
             _log.warning("%s cannot be locked (%s): let no second process work in it", self._folder, error)
@@ -69,7 +70,7 @@ class RunLock:
         if os.path.lexists(self._path) or (not here and self._folder.is_dir() and any(self._folder.iterdir())):
             raise RunFailed(
                 f"{self._folder if not here else self._path} was removed during the run, and another is in "
-                "its place, which is left as it is: bring back the removed one, or give another hydra.run.dir"
+                f"its place, which is left as it is: bring back the removed one, or give {OTHER_FOLDER}"
             )
         _log.warning("%s was removed during the run: it is made again", self._path if here else self._folder)
         self._close()

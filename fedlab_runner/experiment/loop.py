@@ -34,6 +34,7 @@ from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import Diverged, UserError
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 _log = logging.getLogger(__name__)
 WARM_ROUND = 2  # round after a start that is timed; the first one measures, forks and compiles
@@ -279,7 +280,7 @@ class Simulation:
                 name = type(self.algorithm).__name__
                 raise UserError(
                     f"the checkpoint after round {round} is of a version whose State of {name} had other fields: use "
-                    "that version (commands.jsonl has its commit), or give another hydra.run.dir"
+                    f"that version (commands.jsonl has its commit), or give {OTHER_FOLDER}"
                 )
             self.fed.load_state_dict(payload["federation"])
             self.fed.round = max(0, round - 1)  # the last one, whose minibatches a personal model may depend on

@@ -14,7 +14,7 @@ from fedlab_runner.experiment.code_hash import Code, changed
 from fedlab_runner.tracking.log_lines import FILE_ONLY
 from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.errors import RunFailed, UserError
-from fedlab_runner.utils.run_files import CONFIG
+from fedlab_runner.utils.run_files import CONFIG, OTHER_FOLDER
 
 _log = logging.getLogger(__name__)
 STRANGE = "holds something else than the state of this run"  # a fault of a checkpoint, after its name in a message
@@ -36,8 +36,8 @@ def check_folder(store: CheckpointStore, fingerprint: dict[str, Any], rounds: in
     store.check(fingerprint, also=[stopping(fingerprint)])
     if max(done, default=0) > rounds:
         raise UserError(
-            f"rounds must be >= {max(done)}, got {rounds}: the run in {folder} has gone on so far; or give another "
-            "folder"
+            f"rounds must be >= {max(done)}, got {rounds}: the run in {folder} has gone on so far; or give "
+            f"{OTHER_FOLDER}"
         )
 
 
@@ -71,7 +71,7 @@ def check_beginning(
     if payload["frozen"] != frozen:
         raise UserError(
             "the model's frozen weights are not those that the run began with: bring back the file of "
-            "model.weights, or the library's version that has them, or give another hydra.run.dir"
+            f"model.weights, or the library's version that has them, or give {OTHER_FOLDER}"
         )
 
 
@@ -92,6 +92,6 @@ def understood(round: int, what: str) -> Iterator[None]:
         _log.error("the checkpoint after round %d %s", round, what, exc_info=True, extra=FILE_ONLY)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
-            f"the checkpoint after round {round} {what} ({reason}; train.log has more): delete it, or give another "
-            "hydra.run.dir"
+            f"the checkpoint after round {round} {what} ({reason}; train.log has more): delete it, or give "
+            f"{OTHER_FOLDER}"
         ) from error

@@ -21,6 +21,7 @@ from fedlab_runner.utils.files import (
     write_atomically,
     write_whole,
 )
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 Row = dict[str, Any]
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT  # of the open file
@@ -107,7 +108,7 @@ class JsonLines:
         if [row["round"] for row in self.rows] != list(range(round + 1)):
             raise UserError(
                 f"{self.path} does not hold each of the rounds 0 to {round} that the checkpoint follows on: "
-                f"delete {self.path.parent} to start the run again, or give it another hydra.run.dir"
+                f"delete {self.path.parent} to start the run again, or give {OTHER_FOLDER}"
             )
 
     def digest(self, round: int | None = None) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 TEMPORARY = ".tmp"  # the end of the name of a file that is being written
 # The error for a path that is not a plain file.
-_NOT_OURS = "{} is a link or no plain file, and is not written to: delete it, or give another hydra.run.dir"
+_NOT_OURS = f"{{}} is a link or no plain file, and is not written to: delete it, or give {OTHER_FOLDER}"
 _LEFT = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")  # names that `write_atomically` gives
 
 
@@ -96,7 +97,7 @@ class NotPlainFile(UserError):
     """A path is a pipe, a device or a folder. This package does not read it: its content may have no end."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is no plain file, and is not read: delete it, or give another hydra.run.dir")
+        super().__init__(f"{path} is no plain file, and is not read: delete it, or give {OTHER_FOLDER}")
 
 
 def open_to_read(path: Path, *, follow_links: bool = True) -> BinaryIO:

@@ -1,4 +1,6 @@
 """The names of files in a run's folder."""
 
 CONFIG = "config.yaml"  # the resolved config
+# The way out of a fault of a run's folder, in messages.
+OTHER_FOLDER = "another folder (hydra.run.dir; in a sweep hydra.sweep.dir)"
 MODEL_FILE = "model.safetensors"  # the final weights

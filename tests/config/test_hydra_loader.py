@@ -100,6 +100,21 @@ def test_a_faulty_job_is_refused_as_by_hydra(job: list[str]) -> None:
     assert lines[0] == lines[1]
 
 
+def test_a_launcher_may_stand_at_each_level_of_hydras_plugins() -> None:
+    words = "hydra.launcher={_target_: %s}"
+    for place in ("own_launcher", "own", "own.launching"):
+        name = f"hydra_plugins.{place}.OwnLauncher"
+        cfg: Any = loader().load_configuration("train", [words % name], RunMode.MULTIRUN)
+        assert cfg.hydra.launcher._target_ == name
+    for name in (
+        "hydra_plugins.OwnLauncher",
+        "hydra_plugins.a.b.c.OwnLauncher",
+        "hydra_plugins.own.logging.FileHandler",
+    ):
+        with pytest.raises(UserError, match=r"hydra\.launcher\._target_ must be a class of Hydra or of an installed"):
+            loader().load_configuration("train", [words % name], RunMode.MULTIRUN)
+
+
 def test_a_job_with_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     one = loader()

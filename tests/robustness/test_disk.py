@@ -125,7 +125,7 @@ def test_a_real_file_system_that_is_full_then_read_only(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_folder_of_somebody_else(template: Template, tmp_path: Path) -> None:
     ended = template.run(tmp_path / "run", *RUN, code="import os; os.setresgid(1, 1, 1); os.setresuid(1, 1, 1)")
-    assert "Permission denied: give a place that may be written to, such as another hydra.run.dir" in refusal(ended)
+    assert "Permission denied: give a place that may be written to, such as another folder (" in refusal(ended)
 
 
 def test_a_second_process_is_refused_and_a_stale_lock_is_none(
