@@ -73,7 +73,7 @@ def test_a_cache_without_code_is_no_lack_of_memory(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ELOOP])
 def test_a_path_that_cannot_be_is_one_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = shown(_raise(OSError(number, os.strerror(number), "outputs/x")), capsys)
-    assert code == 1 and said.startswith(f"error: outputs/x: {os.strerror(number)}: give another hydra.run.dir")
+    assert code == 1 and said.startswith(f"error: outputs/x: {os.strerror(number)}: give another folder (")
 
 
 def test_other_errors_are_bugs() -> None:
