@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shlex
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -158,10 +159,10 @@ def test_every_metric_is_documented_and_every_documented_one_is_logged(logged: s
 def test_the_defaults_in_the_table_of_choices_are_those_of_the_configs() -> None:
     spans = [span for row in markdown.rows((DOCS / "choices.md").read_text()) for span in code(row[-1])]
     assert len(spans) > 10
+    composed_once = cache(partial(composed, small=False))
     for span in spans:
         overrides = [each.partition("=") for each in span.split()]
-        choices = [f"{key}={value}" for key, _, value in overrides if (ROOT / "conf" / key).is_dir()]
-        cfg = composed(*choices, small=False)
+        cfg = composed_once(*(f"{key}={value}" for key, _, value in overrides if (ROOT / "conf" / key).is_dir()))
         for key, _, value in overrides:
             if "." in key or not (ROOT / "conf" / key).is_dir():
                 assert OmegaConf.select(cfg, key, throw_on_missing=True) == yaml.safe_load(value), span

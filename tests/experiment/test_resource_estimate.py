@@ -317,7 +317,7 @@ def test_what_rounds_take_is_said_when_one_has_shown_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    overrides = ("algorithm=fedavg", "executor=loop", "evaluation.every=2")
+    overrides = ("algorithm=fedavg", "model=logistic", "executor=loop", "evaluation.every=2")
     run_in(tmp_path / "short", composed(*overrides, "rounds=4"))
     assert "that are left" not in caplog.text, "seconds are not worth a line"
     monkeypatch.setattr("fedlab_runner.experiment.loop.MIN_REPORTED_SECONDS", 0.0)

@@ -111,7 +111,7 @@ def test_a_damaged_file_is_noticed(
             assert noticed or name.startswith("client_state"), how  # a slot that no State has may hold anything
             used, unneeded = used + noticed, unneeded + (not noticed)
         else:
-            assert one_line(ended, r"there is no other checkpoint: delete .* or give another hydra\.run\.dir"), how
+            assert one_line(ended, r"there is no other checkpoint: delete .* or give another folder"), how
             refused += 1
     assert used or refused
     print(f"\n{damage.__name__} {name}: {used} the one before was used, {refused} refused, {unneeded} not needed")
