@@ -26,7 +26,7 @@ from fedlab_runner.config.build import conf_dir, register_resolvers, unchecked_f
 from fedlab_runner.config.explain import explain, is_of_run, traceback_of
 from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.experiment.lock import RunLock
-from fedlab_runner.sweep import callback, records, states
+from fedlab_runner.sweep import ahead, callback, records, states
 from fedlab_runner.sweep.table import show
 from fedlab_runner.tracking.metric_direction import check_direction
 from fedlab_runner.utils import frames, imports, signals, streams, version
@@ -71,16 +71,18 @@ def main() -> int:
                 raise UserError(f"cannot read {unknown[0]!r}: a key has no dashes, as in local.lr=0.1; options: --help")
             if held := secrets.in_arguments(arguments):
                 raise UserError("\n".join(held))  # before Hydra writes the arguments into files
-            if given.multirun and any(each.startswith("hydra.run.dir=") for each in given.overrides):
-                raise UserError("hydra.run.dir must be left out with -m: hydra.sweep.dir is the folder of all its runs")
             if given.experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
-            with signals.raised(), hydra_loader.checked(completing=bool({"-sc", "--shell-completion"} & {*arguments})):
+            completing = bool({"-sc", "--shell-completion"} & {*arguments})
+            with signals.raised(), hydra_loader.checked(completing), ahead.told():
                 plugins.register()
+                callback.failures.clear()
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
                     sys.stdout.flush()  # the answer of --cfg, --help or --info must not get lost
+                if callback.failures:
+                    raise callback.failures[0]
             code = 0
         except KeyboardInterrupt:
             code = _report(Interrupted(signal.SIGINT), arguments)

@@ -224,15 +224,20 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
 
+def checked_run_id(cfg: DictConfig) -> str:
+    """The name of the run's folder. Raises UserError with one line for each fault of the config."""
+    values = resolved(cfg)
+    if (name := _recorded(cfg, values)) is not None:
+        return name
+    checked = _checked(values)
+    checked.build()
+    return checked.run_id
+
+
 def _resolve_run_id(*, _root_: DictConfig) -> str:
     """`${run_id:}`. A faulty config raises, so that no folder is made; in a sweep other jobs continue."""
     try:
-        values = resolved(_root_)
-        if (name := _recorded(_root_, values)) is not None:
-            return name
-        checked = _checked(values)
-        checked.build()
-        return checked.run_id
+        return checked_run_id(_root_)
     except UserError:
         if OmegaConf.select(_root_, "hydra.mode") != RunMode.MULTIRUN:
             raise

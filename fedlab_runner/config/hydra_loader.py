@@ -133,6 +133,9 @@ class Loader(ConfigLoaderImpl):
         """Hydra composes the config of a command first without a look at sweeps, to read `hydra.mode`. Then it composes
         the same config with the mode among the overrides: the loader adds the mode to the first one.
         """
+        several = validate_sweep_overrides and run_mode == RunMode.MULTIRUN
+        if several and any(each.startswith("hydra.run.dir=") for each in overrides):
+            raise UserError("hydra.run.dir is for a single run: hydra.sweep.dir is the folder of all runs of a sweep")
         if validate_sweep_overrides and (cfg := self._take_first(config_name, overrides, run_mode)) is not None:
             parsed, _ = self._parse_overrides_and_create_caching_repo(config_name, overrides)
             self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.parts import Elsewhere
+from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 FEWER = "lower participation.cohort_size"  # a remedy
 
@@ -83,6 +84,6 @@ def client_rows(place: str, values: int, anew: int, node: str = "algorithm", ren
     round makes `anew` of the values.
     """
     what = f"the clients' rows ({node}.store_on)"
-    on_disk = MemoryItem(values, what, "take a disk with more room (hydra.run.dir)", "disk", renewed=renewed)
+    on_disk = MemoryItem(values, what, f"take a disk with more room, by {OTHER_FOLDER}", "disk", renewed=renewed)
     here = MemoryItem(values, what, f"set {node}.store_on=disk", place, anew=anew, saved=False)
     return [on_disk] if place == "disk" else [here, on_disk]

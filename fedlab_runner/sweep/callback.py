@@ -49,12 +49,25 @@ class QuietReturn(JobReturn):
     @property
     def return_value(self) -> Any:
         if isinstance(self._return_value, BaseException):
-            raise self._return_value
+            self._fail(self._return_value)
         return self._return_value
 
     @return_value.setter
     def return_value(self, value: Any) -> None:
         self._return_value = value
+
+    def _fail(self, error: BaseException) -> None:
+        raise error
+
+
+class GridReturn(QuietReturn):
+    """The result of a job of a grid, which goes on after a failure in an earlier batch (`sweeper.max_batch_size`)."""
+
+    def _fail(self, error: BaseException) -> None:
+        failures.append(error)
+
+
+failures: list[BaseException] = []  # of the jobs of this command's grid, whose end raises the first
 
 
 class SweepCallback(Callback):
@@ -89,7 +102,7 @@ class SweepCallback(Callback):
         # Launchers keep all jobs until the end, and a job's two configs take 0.2 MB. Sweepers need only the value.
         if config.hydra.mode == RunMode.MULTIRUN:
             job_return.cfg = job_return.hydra_cfg = None
-            job_return.__class__ = QuietReturn
+            job_return.__class__ = GridReturn if is_grid(config.hydra) else QuietReturn
 
 
 def _quiet_optuna() -> None:

@@ -32,7 +32,7 @@ from fedlab_runner.config import build
 from fedlab_runner.experiment import run
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
-from fedlab_runner.sweep import callback, plots, ranking, records
+from fedlab_runner.sweep import ahead, callback, plots, ranking, records
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
@@ -338,14 +338,24 @@ def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Swe
 
 
 def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
-    code, _, err = launch(lambda cfg: build.build(cfg).local.lr, "local.lr=0.25,fast,-1,0.5")
+    """And is told before the first job, in whatever batches Hydra starts the jobs."""
+    values, size = "local.lr=0.25,fast,-1,0.5", "hydra.sweeper.max_batch_size=3"
+    code, out, err = launch(lambda cfg: build.build(cfg).local.lr, values, "seed=0,1", size)
     assert code == 1
-    assert err.splitlines()[-1] == "error: 2 of 4 jobs failed"
+    assert err.splitlines()[-1] == "error: 4 of 8 jobs failed"
     errors = {row.setting: job.error for row in records.read(only_folder()) for job in row.of("failed")}
     assert errors == {
         ("local.lr=fast",): "local.lr must be a number, got 'fast'",
         ("local.lr=-1",): "local.lr must be finite and > 0, got -1.0",
     }
+    text = [errors[key,] for key in ("local.lr=fast", "local.lr=-1")]
+    told = [out.index(f"job {n}/8 and 1 other will fail: {each}") for n, each in zip((3, 5), text, strict=True)]
+    assert told[0] < told[1] < out.index("job 1/8: local.lr=0.25 seed=0") and out.count("will fail") == 2
+
+
+def test_some_faults_of_a_grid_stand_for_hundreds(launch: Sweep) -> None:
+    _, out, _ = launch(lambda cfg: 0.5, f"rounds=1,{','.join(str(-each) for each in range(1, 9))}")
+    assert out.count("will fail: rounds must be") == ahead.MAX_FAULTS and "and 3 more faults" in out
 
 
 def test_an_interpolation_stays_in_a_job(launch: Sweep) -> None:
