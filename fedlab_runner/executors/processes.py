@@ -27,13 +27,13 @@ from fedlab_runner.executors._fork.processes import one_thread
 from fedlab_runner.executors._gpus.team import GpuTeam, gpus
 from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.system import resident_bytes, usable_cores
+from fedlab_runner.utils.system import memory_bytes, resident_bytes, usable_cores
 from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)
-# Workers that stay keep all memory of the time of the fork, also the parts that the run replaces later. This is a
-# bound.
-MAX_KEPT_BYTES = 2e9
+# Workers that stay keep all memory of the time of the fork, also the parts that the run replaces later. The bound is
+# this or a share of the memory that is free, if that is more.
+KEPT_BYTES, KEPT_SHARE = 2e9, 0.25
 MAX_SENT_BYTES = 2**27  # of a round's tensors, which are copied; forking takes less time than copying more
 GPUS: Literal["gpus"] = "gpus"  # the value of `workers` that means a process for each GPU
 _waiting: "list[WaitingWorkers]" = []  # at most one
@@ -226,7 +226,7 @@ def dismiss() -> None:
 
 def _replaced(workers: int, work: Work, *more: Known) -> bool:
     """Replaces the waiting workers by new ones that know more objects, if the memory allows it."""
-    if (resident_bytes() or 0) >= MAX_KEPT_BYTES:
+    if (resident_bytes() or 0) >= max(KEPT_BYTES, KEPT_SHARE * (memory_bytes() or 0)):
         return False
     data = work.client_data.part_of or work.client_data
     before, new = _waiting[0].known.alive() if _waiting else [], (work.family, data, *more)

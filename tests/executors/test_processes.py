@@ -47,7 +47,7 @@ def train(fed: Federation, start: Tensor | None = None, **how: Any) -> tuple[Ten
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The workers of a test; others may have left processes of their own, and more memory than workers may keep."""
-    monkeypatch.setattr(processes, "MAX_KEPT_BYTES", float("inf"))
+    monkeypatch.setattr(processes, "KEPT_BYTES", float("inf"))
     monkeypatch.setattr(processes, "SHARED", Buffer(shared=True))
     fork, pids = os.fork, list[int]()
 
@@ -273,10 +273,14 @@ def test_workers_go_with_the_clients(forked: list[int]) -> None:
     assert all(is_gone(pid) for pid in forked)
 
 
-def test_workers_do_not_stay_where_they_would_keep_much(monkeypatch: pytest.MonkeyPatch, forked: list[int]) -> None:
-    monkeypatch.setattr(processes, "MAX_KEPT_BYTES", 1)
+@pytest.mark.parametrize(("free", "forks"), [(0, 3), (2**50, 1)])
+def test_workers_do_not_stay_where_they_would_keep_much(
+    free: int, forks: int, monkeypatch: pytest.MonkeyPatch, forked: list[int]
+) -> None:
+    monkeypatch.setattr(processes, "KEPT_BYTES", 1)
+    monkeypatch.setattr(processes, "memory_bytes", lambda: free)
     rounds(Processes(2, LOOP), COHORTS[:1] * 3)
-    assert len(forked) == 3 and nobody_is_left(forked)
+    assert len(forked) == forks and nobody_is_left(forked)
 
 
 def test_more_pieces_than_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
