@@ -29,8 +29,8 @@ STALENESS: dict[str, Callable[..., Tensor]] = {
 class FedAsync(ServerAlgorithm[Params, Models]):
     """The server mixes each arriving model y into its own: x <- (1 - alpha s(tau)) x + alpha s(tau) y.
 
-    `staleness` (constant, polynomial, hinge) chooses s, which falls with the staleness tau; `a` and `b` are its
-    parameters (null: the paper's values). `rho` weighs the clients' proximal term rho/2 ||w - x||^2.
+    `staleness` (constant, polynomial, hinge) chooses s, which falls with the staleness tau, in rounds. `a` and `b` are
+    its parameters (null: the paper's values). `rho` weighs the clients' proximal term rho/2 ||w - x||^2.
     """
 
     alpha: float

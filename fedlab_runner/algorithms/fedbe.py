@@ -1,6 +1,6 @@
 """FedBE (Chen and Chao, ICLR 2021): an ensemble of sampled models teaches the server's. https://arxiv.org/abs/2009.01974"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlab_runner.algorithms.shared.averaging import (
     ModelUpdate,
     Params,
+    all_discarded,
     average,
     check_averaging,
     in_time,
@@ -95,6 +96,9 @@ class FedBE(ServerDataAlgorithm[ModelUpdate]):
         p = mean_answers(fed, teachers, lambda logits: F.softmax(logits, -1))
         p = p ** (1 / self.temperature)
         return Params(self._taught(fed, x, p / p.sum(-1, keepdim=True)))
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)
 
     def _samples(
         self, family: ModelFamily, x: Tensor, y: Tensor, mean: Tensor, rng: np.random.Generator

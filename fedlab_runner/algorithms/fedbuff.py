@@ -29,9 +29,9 @@ class FedBuffState(NamedTuple):
 class FedBuff(ServerAlgorithm[FedBuffState, Update]):
     """The server collects updates in a buffer and steps by the mean of every `buffer_size` updates, times `server_lr`.
 
-    An update of staleness tau counts (1 + tau)^-staleness_exp. The paper's exponent is 0.5; with 0, as in Feddle's
-    formula, all updates count alike. Clients count alike, however many examples they have. Batch norm's statistics
-    become the mean of the statistics in the buffer.
+    An update of staleness tau, in rounds, counts (1 + tau)^-staleness_exp. The paper's exponent is 0.5; with 0, as in
+    Feddle's formula, all updates count alike. Clients count alike, however many examples they have. Batch norm's
+    statistics become the mean of the statistics in the buffer.
     """
 
     buffer_size: int

@@ -1,16 +1,19 @@
 """FedDF (Lin, Kong, Stich and Jaggi, NeurIPS 2020), Algorithm 1. https://arxiv.org/abs/2006.07242"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.averaging import (
     ModelUpdate,
     Params,
+    all_discarded,
     average,
     check_averaging,
     in_time,
@@ -96,6 +99,9 @@ class FedDF(ServerDataAlgorithm[ModelUpdate]):
             batches = server_batches(fed, *settings).taught(partial(mean_answer, fed, teachers))
         loss = _FromTeachers(self.temperature)
         return Params(train_on_server(fed, x, batches, lr, loss=loss, clip_norm=self.clip_norm).model)
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)
 
     def operations(self, fed: Federation, local: float) -> float:
         data, steps = require_server_data(self, fed), server_steps(fed, self.epochs, self.batch_size, self.max_steps)

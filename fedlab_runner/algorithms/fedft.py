@@ -32,6 +32,7 @@ class FedFT(ServerDataAlgorithm[Update]):
 
     averages: ClassVar[bool] = True
     reads_sums: ClassVar[bool] = True
+    moves_alone: ClassVar[bool] = True
     in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlab_runner.algorithms.shared.averaging import average, check_averaging, in_time, make_update
+from fedlab_runner.algorithms.shared.averaging import all_discarded, average, check_averaging, in_time, make_update
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
@@ -178,6 +178,9 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
             return state
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
         return self._train_generator(fed, state, arrivals.upload)._replace(params=x)
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)
 
     def _train_generator(self, fed: Federation, state: FedGENState, upload: FedGENUpload) -> FedGENState:
         """The State with the generator after its steps of this round; the diversity loss is the authors' code's."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
 from fedlab_runner.algorithms.matching.pfnm import PFNM, Neurons, match
 from fedlab_runner.algorithms.matching.structure import require_groups
-from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, check_averaging, in_time
+from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, all_discarded, check_averaging, in_time
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
@@ -162,6 +162,9 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         taken = torch.zeros_like(state.taken).index_fill_(0, arrivals.ids, True)
         models = dict(zip(arrivals.ids.tolist(), aligned.unbind(), strict=True))
         return FedMAState(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)
 
     def _aligned(
         self, arrivals: Updates[Models], groups: Sequence[NeuronGroup], fed: Federation

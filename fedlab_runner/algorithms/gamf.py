@@ -2,15 +2,24 @@
 https://proceedings.mlr.press/v162/liu22k.html
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, check_graduated
 from fedlab_runner.algorithms.matching.neurons import permute
 from fedlab_runner.algorithms.matching.structure import require_groups
-from fedlab_runner.algorithms.shared.averaging import MODEL_POLICIES, Models, Params, check_averaging, in_time
+from fedlab_runner.algorithms.shared.averaging import (
+    MODEL_POLICIES,
+    Models,
+    Params,
+    all_discarded,
+    check_averaging,
+    in_time,
+)
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
@@ -77,6 +86,9 @@ class GAMF(ServerAlgorithm[Params, Models]):
         if not len(arrivals):
             return state
         return Params(arrivals.mean(self._aligned(arrivals.upload.models, fed), uniform=self.weighting == "uniform"))
+
+    def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
+        return all_discarded(self.late_policy, arriving)
 
     def _aligned(self, models: Tensor, fed: Federation) -> Tensor:
         """Models [A, D] with their neurons in the order of the first."""

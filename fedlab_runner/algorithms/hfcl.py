@@ -36,6 +36,7 @@ class HFCL(ServerDataAlgorithm[Update]):
     weighting: str
 
     reads_sums: ClassVar[bool] = True
+    moves_alone: ClassVar[bool] = True
     in_domain: ClassVar[bool] = True
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 

@@ -179,6 +179,9 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     known: ClassVar[tuple[str, ...]] = ()
     """Fields of Upload that the server can compute itself. Clients do not send them: their bytes are not counted."""
 
+    moves_alone: ClassVar[bool] = False
+    """The server's model moves in a round without arrivals too. Otherwise the run warns if none will arrive."""
+
     @abstractmethod
     def client_update(self, state: State, cohort: Cohort) -> Upload:
         """What each client of the cohort sends: a NamedTuple of tensors [K, ...], which is exactly the payload.

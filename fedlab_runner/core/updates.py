@@ -33,7 +33,7 @@ class Updates(Generic[Upload]):
         self.upload = upload  # each tensor [A, ...]
         self.ids = ids  # [A] clients
         self.num_examples = num_examples  # [A]
-        self.staleness = staleness  # [A], server steps between dispatch and arrival
+        self.staleness = staleness  # [A], rounds from dispatch to arrival
         self._aggregation, self._known, self._clients = aggregation, known, clients
         self._weights: dict[bool, Tensor] = {}  # of the aggregation, by `uniform`
 

@@ -12,7 +12,7 @@ MAX_ROUNDS_AHEAD = 1000  # of a run, above which it is not checked
 
 def foreseen(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str | None:
     """Why a run will not change the server's model, in words; None if the clock gives no reason."""
-    if not isinstance(algorithm, ServerAlgorithm) or not 0 < rounds <= MAX_ROUNDS_AHEAD:
+    if not isinstance(algorithm, ServerAlgorithm) or algorithm.moves_alone or not 0 < rounds <= MAX_ROUNDS_AHEAD:
         return None
     stalenesses: list[list[int]] = [[] for _ in range(rounds)]
     seen: list[np.ndarray] = []

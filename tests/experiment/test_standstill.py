@@ -2,12 +2,16 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.delays.constant import ConstantDelay
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.experiment.standstill import MAX_ROUNDS_AHEAD, foreseen
 from fedlab_runner.tracking.summary import standstill
@@ -61,23 +65,30 @@ def test_a_run_that_stood_still_and_is_asked_for_more(tmp_path: Path) -> None:
     assert "warnings" not in summary(tmp_path)
 
 
+def moves(how: ServerAlgorithm[Any, Any], fed: Federation, rounds: int) -> bool:
+    state = how.init(fed)
+    first = how.server_model(state).clone()
+    for round in range(rounds):
+        fed.begin(round, 1.0)
+        state = how.round(state, fed)
+    return not torch.equal(how.server_model(state), first)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_nothing_is_foretold_that_is_not_so(name: str) -> None:
-    """For every algorithm with a server, with clients that are late: where it is said, no round moves the model."""
+    """For every algorithm with a server: where it is said, no round moves the model, also where no update arrives, or
+    `late_policy` discards all that do. There it is said if so.
+    """
     how = algorithm(name)
     if not isinstance(how, ServerAlgorithm):
         return
-    for std in (0.0, 3.0):
-        fed = federation(std=std, cohort=2, training=local(epochs=1))
-        rounds = 3
-        if foreseen(how, fed, rounds) is None:
-            continue
-        state = how.init(fed)
-        first = how.server_model(state).clone()
-        for round in range(rounds):
-            fed.begin(round, 1.0)
-            state = how.round(state, fed)
-        assert (how.server_model(state) == first).all()
+    discards = [replace(how, late_policy="discard")] if hasattr(how, "late_policy") else []
+    cases = [(how, 0, False), (how, 2, False), (how, 9, True), *((each, 1, True) for each in discards)]
+    for each, delay, sure in cases:
+        fed = federation(cohort=2, training=local(epochs=1), delay=ConstantDelay("client", delay))
+        told = foreseen(each, fed, rounds=3)
+        if told is not None or sure:
+            assert moves(each, fed, rounds=3) == (told is None), (delay, told)
 
 
 def test_rows_of_which_nothing_can_be_said() -> None:
