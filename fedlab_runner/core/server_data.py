@@ -1,5 +1,6 @@
 """Examples that the server holds itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,8 @@ class ServerData:
     """The server's labelled examples, stored like the clients' examples.
 
     `in_domain`: their classes are those of the clients. `mapped`: the inputs lie in a memory-mapped file, too large to
-    copy.
+    copy. `sample`: a function that decodes some of the images anew, uint8 [m, channels, height, width], in a form
+    (channels, height, width). The run finds the clients' images among them, and then drops the function.
     """
 
     inputs: Tensor  # [n, ...] as the clients'
@@ -19,6 +21,7 @@ class ServerData:
     num_classes: int
     in_domain: bool
     mapped: bool = False
+    sample: Callable[[tuple[int, int, int]], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -83,10 +83,10 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     with _faults("dataset", c.dataset):
         data = loaded(c.dataset, c.seed).thinned(c.train_fraction, c.seed)
     with _model_faults(c.model, data):
-        data = _fitted(data, c.model)
-    server_data, rest = _server_data(c, data)
+        fitted = _fitted(data, c.model)
+    server_data, rest = _server_data(c, fitted, data)
     with _faults("evaluation", c.evaluation):
-        data = _tested(c.evaluation.held_out, data, rest, c.seed)
+        data = _tested(c.evaluation.held_out, fitted, rest, c.seed)
     with _faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with _faults("partition", c.partition):
@@ -185,14 +185,16 @@ def _fitted(data: Data, model: Architecture | Mix) -> Data:
     return fitted
 
 
-def _server_data(c: Components, data: Data) -> tuple[dict[str, ServerData | None], Data]:
-    """The server's sets of examples by config node, and the remaining data. No example is in two of them."""
+def _server_data(c: Components, data: Data, stored: Data) -> tuple[dict[str, ServerData | None], Data]:
+    """The server's sets of examples by config node, and the data without the examples taken from it; `stored` is the
+    data before `_fitted`. Two sets of out-of-domain images may have images in common.
+    """
     found: dict[str, ServerData | None] = {}
     for node in SERVER_DATA:
         source = getattr(c, node)
         try:
             with _faults(node, source):
-                found[node], data = reserved(source, data, c.seed)
+                found[node], data = reserved(source, data, stored, c.seed)
         except UserError as error:  # the source names the usual config node, not this one
             raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
     return found, data

@@ -1,6 +1,7 @@
 """Image files as server data: drawn from the seed, and decoded once to the shape of the clients' images."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.examples import Data
-from fedlab_runner.datasets.image_cache import MODES, decode_cached
+from fedlab_runner.datasets.image_cache import MODES, decode, decode_cached
 from fedlab_runner.utils.errors import UserError
 
 MAX_NAMED = 5  # missing classes that a message names
+MAX_SAMPLED = 1000  # images that are decoded once more to find the clients' among them
 
 
 def lacking(missing: Sequence[str], wanted: Sequence[str]) -> str:
@@ -45,7 +47,9 @@ def read(
         raise UserError(f"server_data: all {len(targets)} images from {where} are of one class; two classes are needed")
     paths = [files[i][0] for i in chosen]
     inputs = decode_cached(paths, size, _refuse, cache, "server_data.cache")
-    return ServerData(inputs, targets, num_classes, in_domain=False, mapped=cache is not None)
+    sampled = [paths[i] for i in capped(len(paths), MAX_SAMPLED, seed)]
+    sample = partial(decode, sampled, refuse=_refuse)
+    return ServerData(inputs, targets, num_classes, in_domain=False, mapped=cache is not None, sample=sample)
 
 
 def _refuse(path: Path, what: str) -> UserError:

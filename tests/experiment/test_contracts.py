@@ -86,7 +86,7 @@ def data(mine: Any) -> Any:
 
 
 def server_data(mine: Any) -> Any:
-    return reserved(mine, PICTURES, 0)
+    return reserved(mine, PICTURES, PICTURES, 0)
 
 
 def weights(mine: Any) -> Any:

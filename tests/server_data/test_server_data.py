@@ -1,5 +1,6 @@
 """Server data: what is reserved, what is read from disk, what is refused, and the minibatches that come of it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from fedlab_runner.datasets import image_cache
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.fashion_mnist import FashionMNIST
 from fedlab_runner.experiment.run import prepare, run_in
-from fedlab_runner.server_data import checks
+from fedlab_runner.server_data import _images, checks
 from fedlab_runner.server_data.image_folder import ServerImageFolder
 from fedlab_runner.server_data.in_domain import InDomain
 from fedlab_runner.server_data.none import NoServerData
 from fedlab_runner.server_data.tiny_imagenet import TinyImageNet
 from fedlab_runner.server_data.torchvision import OtherDataset
 from fedlab_runner.utils.errors import UserError
+from tests.datasets.test_contract import dataset
 from tests.helpers.composed import composed
 from tests.helpers.torchvision_files import write_mnist
 from tests.helpers.toy import federation, local, mlp, model_family, normed, server_data
@@ -470,7 +472,7 @@ def test_bad_fields_name_themselves(make: Any, message: str) -> None:
         *(
             (
                 ["server_data=torchvision", "dataset@server_data.dataset=digits", *limits],
-                r"^server_data: \d+ of \d+ examples are training or test examples of the clients",
+                r"^server_data: \d+ of \d+ compared examples are training or test examples of the clients",
             )
             for limits in (
                 ["server_data.part=test", "server_data.max_images=20"],
@@ -508,6 +510,16 @@ def test_what_is_wrong_is_one_line_before_training(overrides: list[str], message
     with pytest.raises(UserError, match=message) as error:
         run_in(tmp_path, composed(*overrides))
     assert "\n" not in str(error.value) and not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_the_clients_folder_on_the_server_is_one_line_before_training(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "images")
+    for i, path in enumerate(sorted(root.rglob("*.JPEG"))):
+        save(path, np.random.default_rng(i).integers(0, 256, (40, 60, 3), np.uint8))
+    mine = ["dataset=image_folder", f"dataset.root={root}", "dataset.cache=null"]
+    server = ["algorithm=feddf", "server_data=image_folder", f"server_data.root={root}", "model=cnn_small"]
+    with pytest.raises(UserError, match=r"^server_data: 15 of 15 compared examples are training or test examples"):
+        run_in(tmp_path / "run", composed(*mine, *server))
 
 
 @pytest.mark.parametrize("algorithm", ["feddle", "feddf"])
@@ -644,7 +656,29 @@ def test_images_with_one_border_are_not_one_image() -> None:
         def reserve(self, data: Data, seed: int) -> tuple[ServerData | None, Data]:
             return ServerData(mine, torch.tensor([0, 1, 0]), 2, in_domain=False), data
 
-    assert checks.reserved(Folder(), data, 0)[0] is not None
+    assert checks.reserved(Folder(), data, data, 0)[0] is not None
     mine = torch.cat([mine, data.train.inputs[:1]])[-3:]
-    with pytest.raises(UserError, match=r"^server_data: 1 of 3 examples are training or test examples of the clients"):
-        checks.reserved(Folder(), data, 0)
+    with pytest.raises(UserError, match=r"^server_data: 1 of 3 compared examples are training or test examples"):
+        checks.reserved(Folder(), data, data, 0)
+
+
+@pytest.mark.parametrize("stored", [(1, 6), (3, 6), (3, 12)])
+@pytest.mark.parametrize("model", [(1, 4), (3, 8), (None, 16), (None, None)])
+def test_the_clients_files_are_refused_whatever_the_model_converts(
+    stored: tuple[int, int], model: tuple[int | None, int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And other files are not. Where the model converts images, a sample is decoded once more."""
+    channels, size = stored
+    for name, seed in (("mine", 0), ("other", 1)):
+        rng = np.random.default_rng(seed)
+        for i in range(20):
+            save_png(tmp_path / name / f"class{i % 2}" / f"{i}.png", rng.integers(0, 256, (9, 14, 3), np.uint8))
+    own = dataset("image_folder", root=str(tmp_path / "mine"), channels=channels, image_size=size, cache=None)
+    data = own.load(0)
+    fitted = data.fit(*model)
+    monkeypatch.setattr(_images, "MAX_SAMPLED", 8)
+    source = ServerImageFolder(str(tmp_path / "mine"), "mine", None, None, str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"^server_data: (8 of 8|20 of 20) compared examples are training or test"):
+        checks.reserved(source, fitted, data, 0)
+    taken, _ = checks.reserved(replace(source, root=str(tmp_path / "other")), fitted, data, 0)
+    assert taken is not None and len(taken) == 20 and taken.sample is None
