@@ -83,10 +83,11 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     with _faults("dataset", c.dataset):
         data = loaded(c.dataset, c.seed).thinned(c.train_fraction, c.seed)
     with _model_faults(c.model, data):
-        fitted = _fitted(data, c.model)
-    server_data, rest = _server_data(c, fitted, data)
+        data, stored = _fitted(data, c.model), data
+    server_data, rest = _server_data(c, data, stored)
+    del stored  # frees its memory
     with _faults("evaluation", c.evaluation):
-        data = _tested(c.evaluation.held_out, fitted, rest, c.seed)
+        data = _tested(c.evaluation.held_out, data, rest, c.seed)
     with _faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with _faults("partition", c.partition):

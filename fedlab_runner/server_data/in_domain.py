@@ -16,7 +16,8 @@ DEFAULT_SIZE = 1000  # examples, as in Feddle
 class InDomain(ServerDataSource):
     """`size` examples or a `fraction` of the test set, drawn uniformly. With both null: 1000, but at most a quarter.
 
-    The test set loses these examples, whether or not the algorithm uses them.
+    The test set loses these examples, whether or not the algorithm uses them. Of two such nodes each takes its share of
+    the whole test set.
     """
 
     size: int | None
@@ -29,10 +30,13 @@ class InDomain(ServerDataSource):
             raise ValueError(f"fraction must be null where size is set, got {self.fraction} and size {self.size}")
 
     def reserve(self, data: Data, seed: int) -> tuple[ServerData, Data]:
-        size, total = self._size(len(data.test.targets)), len(data.test.targets)
+        left = len(data.test.targets)
+        total = data.num_held_out + left
+        size = self._size(total)
         field, value = ("size", self.size) if self.fraction is None else ("fraction", self.fraction)
-        if size >= total:
-            raise ValueError(f"{field} must leave some of the test set's {total} examples, got {value}")
+        if size >= left:
+            what = f"{left} remaining" if left < total else total
+            raise ValueError(f"{field} must leave some of the test set's {what} examples, got {value}")
         mine, rest = data.hold_out(size, seed)
         if torch.bincount(mine.targets).count_nonzero() < 2:
             raise ValueError(
@@ -41,7 +45,7 @@ class InDomain(ServerDataSource):
         return ServerData(mine.inputs, mine.targets, len(data.class_names), in_domain=True), rest
 
     def _size(self, total: int) -> int:
-        """The number of examples that the server takes from the `total` of the test set."""
+        """The number of examples that the server takes from the `total` of the whole test set."""
         if self.fraction is not None:
             return round(self.fraction * total)
         return min(DEFAULT_SIZE, total // 4) if self.size is None else self.size

@@ -117,6 +117,8 @@ def test_in_domain_examples_are_a_share_of_the_test_set(fraction: float | None, 
     """Without a number: Feddle's 1000 on every test set of the papers, a quarter of a small one."""
     mine, rest = reserved(InDomain(None, fraction), clients(1, 2, total))
     assert (len(mine), len(rest.test.targets)) == (size, total - size)
+    second, rest = reserved(InDomain(None, fraction), rest)
+    assert (len(second), len(rest.test.targets)) == (size, total - 2 * size)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,12 @@ def test_in_domain_that_the_test_set_cannot_give_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
         InDomain(size, fraction).reserve(clients(), 0)
+
+
+def test_a_second_share_that_the_rest_cannot_give_is_refused() -> None:
+    half = InDomain(None, 0.5)
+    with pytest.raises(ValueError, match=r"^fraction must leave some of the test set's 20 remaining examples, got 0.5"):
+        half.reserve(reserved(half, clients())[1], 0)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedft"])
