@@ -126,6 +126,20 @@ def kind(feature: Any) -> str:
     return CELL if name == "ClassLabel" or (name == "Value" and CELL_TYPES.fullmatch(dtype)) else OTHER
 
 
+def names_of(feature: Any) -> Sequence[str] | None:
+    """The names of the numbers in a column of this type (None: they have none)."""
+    names: Sequence[str] | None = getattr(feature, "names", None)
+    return names
+
+
+def can_be_equal(one: Any, other: Any) -> bool:
+    """Whether columns of these types can have values in common: a name equals a text or another name, but no number."""
+    named = [names_of(each) is not None for each in (one, other)]
+    texts = ["string" in str(getattr(each, "dtype", "")) for each in (one, other)]
+    numbers = any(not (name or text) for name, text in zip(named, texts, strict=True))
+    return kind(one) == kind(other) == CELL and not (any(named) and numbers)
+
+
 def places(columns: Sequence[str], features: Mapping[str, Any], table: Any) -> list[Place]:
     """The features: one for a column of values; for a column of lists, one for each number in its first row."""
     found = []
@@ -139,16 +153,17 @@ def places(columns: Sequence[str], features: Mapping[str, Any], table: Any) -> l
 
 
 def rows(
-    table: Any, inputs: Sequence[Place], target: str, user: str | None, classes: Sequence[str] | None
+    table: Any, inputs: Sequence[Place], target: str, user: str | None, features: Mapping[str, Any]
 ) -> Iterator[dict[str, Cell]]:
     """The cells of each row, by the names of features, target and user.
 
-    `classes` holds the names of the classes if labels are numbers, else it is None. Raises Fault for a list of another
-    length and for a label without a class.
+    `features` are the types of the table's columns. Numbers of target and user become the names that these types give
+    them. Raises Fault for a list of another length and for a number without a name.
     """
-    columns = {place.column for place in inputs} | {target} | ({user} if user in table.column_names else set())
+    names = {name: names_of(features[name]) for name in (target, user) if name and name in features}
     widths = {place.column: place.index + 1 for place in inputs if place.index is not None}
-    for batch in table.select(sorted(filter(None, columns))).to_batches(max_chunksize=ROWS_AT_ONCE):
+    columns = {place.column for place in inputs} | {*names}
+    for batch in table.select(sorted(columns)).to_batches(max_chunksize=ROWS_AT_ONCE):
         for row in batch.to_pylist():
             for name, width in widths.items():
                 if row[name] is None or len(row[name]) != width:
@@ -157,9 +172,8 @@ def rows(
                         f"has {size} in the column {shown(name)}", "make all lists equally long, or leave the row out"
                     )
             cells = {p.name: _cell(row[p.column] if p.index is None else row[p.column][p.index]) for p in inputs}
-            cells[target] = _cell(row[target]) if classes is None else _class(row[target], classes, target)
-            if user is not None and user in row:
-                cells[user] = _cell(row[user])
+            for name, known in names.items():
+                cells[name] = _cell(row[name]) if known is None else _named(row[name], known, name)
             yield cells
 
 
@@ -181,9 +195,9 @@ def _cell(value: Any) -> Cell:
     return value  # type: ignore[no-any-return]  # arrow has no types
 
 
-def _class(label: int | None, classes: Sequence[str], target: str) -> str | None:
+def _named(label: int | None, names: Sequence[str], column: str) -> str | None:
     if label is None or label == -1:  # the library's mark of an example without a label
         return None
-    if not 0 <= label < len(classes):
-        raise Fault(f"has the label {label} of {len(classes)} classes in the column {shown(target)}", "mend the label")
-    return classes[label]
+    if not 0 <= label < len(names):
+        raise Fault(f"has the label {label} of {len(names)} names in the column {shown(column)}", "mend the label")
+    return names[label]

@@ -6,7 +6,7 @@ Licence: that of the data set.
 import importlib
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,13 @@ class HuggingFace(Dataset):
             raise self._refused(f"cannot be read ({_line(error)})") from None
         features, inputs = parts[0].features, self._inputs(parts)
         images = _arrow.kind(features[inputs[0]]) == _arrow.IMAGE
-        names = getattr(features[self.target], "names", None)
         places = [] if images else _arrow.places(inputs, features, tables[0])
         columns = [place.name for place in places]
         rows = Table(columns, self.target, self.user, self.categorical, self.impute, "of dataset.inputs")
-        self._read(rows, tables[0], places, names, self.train)
-        classes = list(names or rows.classes())
-        for table in tables[1:]:
-            self._read(rows, table, places, names, str(self.test), {*classes})
+        self._read(rows, tables[0], places, features, self.train)
+        classes = list(_arrow.names_of(features[self.target]) or rows.classes())
+        for table, part in zip(tables[1:], parts[1:], strict=True):
+            self._read(rows, table, places, part.features, str(self.test), {*classes})
         if self.test is None:
             in_test = _split.drawn(rows.labels(classes), len(classes), self.test_fraction, seed)
         else:
@@ -159,9 +158,12 @@ class HuggingFace(Dataset):
         for part in parts[1:]:
             for name in (*inputs, self.target):
                 other = part.features.get(name)
-                mine, theirs = ((_arrow.kind(each), getattr(each, "names", None)) for each in (there[name], other))
+                mine, theirs = ((_arrow.kind(each), _arrow.names_of(each)) for each in (there[name], other))
                 if mine != theirs:
                     raise self._refused(f"has no column {shown(name)} of the same type in the split {self.test}")
+            for name in user:
+                if name in part.features and not _arrow.can_be_equal(there[name], part.features[name]):
+                    raise self._refused(f"has users of two types in the column {shown(name)} of its splits")
         return inputs
 
     def _read(
@@ -169,14 +171,14 @@ class HuggingFace(Dataset):
         rows: Table,
         table: Any,
         places: Sequence[_arrow.Place],
-        names: Sequence[str] | None,
+        features: Mapping[str, Any],
         split: str,
         known: set[str] | None = None,
     ) -> None:
         """Adds the rows of a split. Their classes must be among `known` (None: any class)."""
         before = len(rows)
         try:
-            for cells in _arrow.rows(table, places, self.target, self.user, names):
+            for cells in _arrow.rows(table, places, self.target, self.user, features):
                 name = str(cells[self.target])
                 if known is not None and cells[self.target] is not None and name not in known:
                     what = f"has the class {shown(name)}, which no training row has, in the column {shown(self.target)}"

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,29 @@ def test_a_gap_in_a_column_of_integers_makes_no_other_categories_classes_and_use
     for one, other in zip(data.train, data.test, strict=True):
         assert one is other is None or torch.equal(one, other)
     assert data.train.inputs[:, 1:4].sum() == 6 and data.class_names == ("0", "1")
+
+
+@needs_library
+def test_users_with_numbers_go_by_their_names(tmp_path: Path) -> None:
+    """The library numbers each split by itself, and texts are names as they stand."""
+    train, test = ["ann", "ben", "cem", "dan", "ben", "ann"], ["dan", "ben", "dan", "eva", "cem", "ben"]
+    parts = [values(user=train), values(user=test)]
+    users = []
+    for i, numbered in enumerate(product((False, True), repeat=2)):
+        both = [part.class_encode_column("user") if made else part for part, made in zip(parts, numbered, strict=True)]
+        library.DatasetDict(train=both[0], test=both[1]).save_to_disk(str(tmp_path / f"set{i}"))
+        data = load(tmp_path / f"set{i}", user="user", inputs=["age"])
+        assert data.train.users is not None and data.test.users is not None
+        users.append([data.train.users.tolist(), data.test.users.tolist()])
+    assert users == [[[0, 1, 2, 3, 1, 0], [3, 1, 3, 4, 2, 1]]] * 4
+
+
+@needs_library
+def test_users_with_names_and_users_that_are_numbers_are_refused(tmp_path: Path) -> None:
+    named = values(user=["a", "b", "c"] * 2).class_encode_column("user")
+    library.DatasetDict(train=named, test=values(user=[0, 1, 2] * 2)).save_to_disk(str(tmp_path / "set"))
+    said = refusal(tmp_path / "set", user="user", inputs=["age"])
+    assert "has users of two types in the column 'user' of its splits" in said
 
 
 @needs_library
