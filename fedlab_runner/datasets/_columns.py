@@ -31,7 +31,7 @@ class Numbers:
 
     def add(self, cell: Cell) -> None:
         """Adds a cell, None for a missing value. Raises ValueError unless it is a finite number."""
-        value = math.nan if cell is None else float(cell)
+        value = math.nan if cell is None else float(_plain(cell) if isinstance(cell, str) else cell)
         if cell is not None and not math.isfinite(value):
             raise ValueError("not a finite number")
         self._values.append(value)
@@ -242,13 +242,20 @@ def listed(names: Iterable[str]) -> str:
 def _sorted(names: Iterable[str]) -> list[str]:
     names = list(names)
     try:
-        return sorted(names, key=lambda name: (int(name), name))
+        return sorted(names, key=lambda name: (int(_plain(name)), name))
     except ValueError:
         return sorted(names)
 
 
+def _plain(text: str) -> str:
+    """The text. Raises ValueError if it has a _, as 1_10, which Python takes for a number."""
+    if "_" in text:
+        raise ValueError("not a number")
+    return text
+
+
 def _is_broken(name: str) -> bool:
     try:
-        return not float(name).is_integer()
+        return not float(_plain(name)).is_integer()
     except ValueError:
         return False

@@ -30,7 +30,7 @@ class CSV(Dataset):
     training rows of all clients together. A field of `missing` is a missing value. It is refused unless `impute`
     replaces it: a number by the training rows' mean or median, a category by their most frequent category.
 
-    In categories, classes and users `1.0` is `1`.
+    In categories, classes, users and `missing` `1.0` is `1`.
 
     The column `user` names the natural client of a row. Test rows are the rows of `test_path`, which may lack that
     column. If it is null, they are round(test_fraction * size) rows of each class of `path`, drawn from the seed.
@@ -80,14 +80,14 @@ class CSV(Dataset):
         table = self._table(header) if table is None else table
         if absent := [name for name in table.columns if name not in header]:
             raise refuse(path, f"has no column {listed(absent)}, which {self.path} has")
-        before = len(table)
+        before, missing = len(table), {*map(_shortened, self.missing)}
         for line, row in rows:
             if len(row) != len(header):
                 raise refuse(path, f"has {len(row)} fields in line {line}, and {len(header)} columns")
             fields = map(str.strip, row)
             cells = {
-                name: None if field in self.missing else _shortened(field)
-                for name, field in zip(header, fields, strict=True)
+                name: None if field in missing else field
+                for name, field in zip(header, map(_shortened, fields), strict=True)
             }
             try:
                 table.add(cells)

@@ -121,6 +121,13 @@ def test_missing_values_are_refused_by_row_and_column(tmp_path: Path) -> None:
     assert len(table(path, missing=["?"], categorical=["job"], user="who", ignore=[]).load(0).class_names) == 2
 
 
+@pytest.mark.parametrize("code", ["-999", "-999.0"])
+@pytest.mark.parametrize("field", ["-999", "-999.0"])
+def test_a_code_of_a_missing_number_may_have_a_point(code: str, field: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", *ROWS, f"x,{field},cook,1,a")
+    assert "has no value in the column 'age' of line 10" in refusal(path, missing=[code])
+
+
 def test_texts_among_numbers_are_refused_with_all_their_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", *ROWS)
     assert refusal(path, categorical=[], ignore=[]) == (
@@ -129,7 +136,7 @@ def test_texts_among_numbers_are_refused_with_all_their_columns(tmp_path: Path) 
     )
     path = write(tmp_path / "t.csv", *ROWS, "ann,2o,cook,1,a")
     assert "has '2o' and no number in the column 'age' of line 10; name it in dataset.categorical" in refusal(path)
-    for text in ("inf", "-Infinity", "1e999"):
+    for text in ("inf", "-Infinity", "1e999", "1_10"):
         assert f"has '{text}' and no number" in refusal(write(tmp_path / "t.csv", *ROWS, f"ann,{text},cook,1,a"))
 
 
@@ -137,6 +144,11 @@ def test_classes_are_in_order(tmp_path: Path) -> None:
     rows = [f"a,{i},cook,{i % 3},{kind}" for i, kind in enumerate([10, 9, 2, 2, 9, 10, 2])]
     data = table(write(tmp_path / "t.csv", *rows), test_fraction=0.4).load(0)
     assert data.class_names == ("2", "9", "10")
+    for last in ("10_1", "10_1.5"):  # texts, though Python reads numbers in them
+        kinds = ["1_10", "2_3", last] * 3
+        texts = [f"{row.rpartition(',')[0]},{kind}" for row, kind in zip(rows, kinds, strict=False)]
+        data = table(write(tmp_path / "t.csv", *texts), test_fraction=0.4).load(0)
+        assert data.class_names == (last, "1_10", "2_3")
     for kinds, why in (
         (["a"] * 4, "has 1 different values"),
         (["1.5", "2.5", "3"], "has numbers that are not whole, such as '1.5'"),
