@@ -197,7 +197,8 @@ def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | 
         return None
     note = (
         "The first evaluation that reaches the target: a mean over the seeds that reach it, in steps of "
-        "evaluation.every. In bold: the fewest rounds among methods of which all seeds reach it."
+        "evaluation.every. In bold: the fewest rounds among methods of which all seeds reach it"
+        f"{tables.eligible_words(groups)}."
     )
     chosen = "Targets are 80 % and 95 % of the best mean of each condition; fedlab-report --target 0.8 sets others."
     return Section("Rounds and bytes to a target", [note] if wanted else [note, chosen], found)

@@ -94,7 +94,7 @@ def convergence(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: in
 
 
 def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -> Curve:
-    """The curve over the finished seeds; over all seeds if none is finished.
+    """The curve over the finished seeds; over all undamaged seeds if none is finished.
 
     `metric`: None is the objective's. `timed`: the metric is in `timings.jsonl`.
     """
@@ -106,8 +106,7 @@ def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -
             found = {round: found[round] for round in points(run.rows, run.metric, run.rounds) if round in found}
         return found
 
-    done = [run for run in group.runs if run.finished]
-    runs = [run for run in done or group.runs if points_of(run)]
+    runs = [run for run in group.counting if points_of(run)]
     found = [points_of(run) for run in runs]
     rounds = sorted(set.intersection(*(set(each) for each in found))) if found else []
     values = [[each[round] for each in found] for round in rounds]

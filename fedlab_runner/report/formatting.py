@@ -135,16 +135,19 @@ def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
     failed = sum(run.state == states.FAILED for run in runs)
     lines = [f"{failed} {states.FAILED}"] if failed else []
     if any(each.finished for each in groups):
-        lines, runs = states.counted(run.state for run in runs), []
+        lines, runs = states.counted((run.state for run in runs), not_finite(groups)), []
     for run in runs:
         if run.state != states.FAILED:
             so_far = run.summary["last"] if run.rows else math.nan
             reached = "" if math.isnan(so_far) else f", {with_unit(so_far, run.metric)} so far"
             lines.append(f"seed {run.seed}: {run.status}{reached}")
-    wrong = sum(not math.isfinite(value) for each in groups for value in each.finished.values())
-    lines += [f"{wrong} not finite"] if wrong else []
     lines += [f"seed {run.seed}: {warning}" for each in groups for run in each.runs for warning in run.warnings]
     return tuple(lines[:3] + ([f"and {len(lines) - 3} more"] if len(lines) > 3 else []))
+
+
+def not_finite(groups: Iterable[SeedGroup]) -> int:
+    """The number of finished seeds whose objective is not finite."""
+    return sum(not math.isfinite(value) for each in groups for value in each.finished.values())
 
 
 def with_unit(number: float, metric: str, digits: int | None = None) -> str:

@@ -38,6 +38,11 @@ class SeedGroup:
         """The objective of each seed that has one."""
         return {run.seed: value for run in self.runs if (value := run.objective) is not None}
 
+    @property
+    def counting(self) -> list[Run]:
+        """The finished runs; while there are none, all runs with undamaged rows."""
+        return [run for run in self.runs if run.finished] or [run for run in self.runs if not run.damaged]
+
 
 def setting(run: Run) -> dict[str, str]:
     """The setting of a run: the choice of each group, the value of each other key, and the number of rounds."""

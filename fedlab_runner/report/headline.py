@@ -8,7 +8,7 @@ from textwrap import shorten
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report import summaries
 from fedlab_runner.report.content import ReportTable, Section, cell
-from fedlab_runner.report.formatting import together, value, with_unit
+from fedlab_runner.report.formatting import not_finite, together, value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, confidence, mean
@@ -28,7 +28,8 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
     conditions = by_condition(groups).values()
     tops = [found for members in conditions if (found := winners(members))]
     if not tops:
-        return f"{where}no run is finished." if title else "No run is finished."
+        said = "no run has a finite result." if any(each.finished for each in groups) else "no run is finished."
+        return where + (said if title else said.capitalize())
     return where + (_of_one_condition(groups, tops[0]) if len(conditions) == 1 else _of_conditions(groups, tops))
 
 
@@ -113,7 +114,8 @@ def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[R
         said = [each[0].upper() + each[1:] for each in said]
     if len(blocks) > MAX_BLOCKS:
         said.append(f"{len(blocks) - MAX_BLOCKS} more blocks of conditions are below.")
-    missing = states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in range(unbegun))])
+    known = [run.state for run in runs] + [states.NOT_BEGUN] * unbegun
+    missing = states.counted(known, not_finite(group for _, groups in blocks for group in groups))
     if missing:
         said.append(f"Without a result: {', '.join(missing)}.")
     if warned := [run for run in runs if run.warnings]:

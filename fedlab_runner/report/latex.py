@@ -122,8 +122,9 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
 
 
 def _common_seeds(groups: Sequence[SeedGroup]) -> str:
-    """The finished seeds if they are the same for every method with one, and few; else empty."""
-    found = {tuple(map(str, group.finished)) for group in groups if tables.finished([group])}
+    """The seeds with a result if they are the same for every method with one, and few; else empty."""
+    results = [[str(seed) for seed, value in group.finished.items() if math.isfinite(value)] for group in groups]
+    found = set(map(tuple, filter(None, results)))
     seeds = found.pop() if len(found) == 1 else ()
     return latex(", ".join(seeds)) if len(seeds) <= MAX_SEEDS_NAMED else ""
 
@@ -134,7 +135,7 @@ def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bo
         return _wide(MISSING, interval)
     values, metric = tables.finished([group]), group.runs[0].metric
     if not values:
-        return _wide(f"\\textit{{{latex(states.common(run.state for run in group.runs))}}}", interval)
+        return _wide(f"\\textit{{{latex(states.without_result(run.state for run in group.runs))}}}", interval)
     few = "" if len(values) == usual else f" {{\\tiny ({len(values)})}}"
     middle = _bold(_number(mean(values), metric, digits), bold)
     if interval:

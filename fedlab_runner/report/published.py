@@ -199,9 +199,9 @@ def _over_rounds(run: Run, key: str) -> float:
 def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
     """The objective of each finished seed, or the metric that the column names.
 
-    For a cost it is the mean over rounds, for a cache the largest value, also of unfinished runs. For any other metric
-    it is the value in the best round of a finished run. If a finished run has not reached its target, the rounds are
-    infinite.
+    For a cost it is the mean over rounds, for a cache the largest value, also of unfinished runs, but not of damaged
+    ones. For any other metric it is the value in the best round of a finished run. If a finished run has not reached
+    its target, the rounds are infinite.
     """
     if "metric" not in column:
         return finished(groups)
@@ -216,7 +216,7 @@ def _metric(run: Run, key: str) -> float:
         return math.nan if not run.finished else math.inf if reached is None else float(reached)
     if not key.startswith(OVER_ROUNDS):
         return float(run.summary["at_best"].get(key, math.nan)) if run.finished else math.nan
-    values = [row[key] for row in run.rows if key in row]
+    values = [row[key] for row in run.rows if key in row and not run.damaged]
     return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
 
 

@@ -81,7 +81,11 @@ def total(rows: Sequence[Row], key: str, until: float = math.inf) -> float:
 
 
 def reached(run: Run, target: float) -> int | None:
-    """The round of the run's first evaluation whose metric reaches the target; None if no evaluation does."""
+    """The round of the run's first evaluation whose metric reaches the target; None if no evaluation does, and for a
+    damaged run.
+    """
+    if run.damaged:
+        return None
     found = evaluations(run.rows, run.metric, run.evaluation.get("every", 1), run.rounds)
     return first_as_good(found, run.metric, target)
 

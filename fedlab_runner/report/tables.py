@@ -50,8 +50,15 @@ def finished(groups: Iterable[SeedGroup]) -> list[float]:
 
 def eligible(groups: Iterable[SeedGroup]) -> list[SeedGroup]:
     """The methods among which the best is chosen: those with `MIN_SEEDS` finished seeds, or all if none has so many."""
-    having = [group for group in groups if finished([group])]
-    return [group for group in having if len(finished([group])) >= MIN_SEEDS] or having
+    groups = list(groups)
+    enough = enough_seeds([len(finished([group])) for group in groups])
+    return [group for group, each in zip(groups, enough, strict=True) if each]
+
+
+def enough_seeds(counts: Sequence[int]) -> list[bool]:
+    """Whether a method with so many seeds may be the best: with `MIN_SEEDS`, or with any if none has so many."""
+    least = MIN_SEEDS if max(counts, default=0) >= MIN_SEEDS else 1
+    return [count >= least for count in counts]
 
 
 def eligible_words(groups: Sequence[SeedGroup]) -> str:
@@ -135,7 +142,7 @@ def result(
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
     if not values:
-        word = states.common(run.state for group in groups for run in group.runs)
+        word = states.without_result(run.state for group in groups for run in group.runs)
         return cell(word, *more, *remarks(groups), muted=True)
     seeds = "" if len(values) == usual else count_of(len(values), "seed")
     words = spread(values, metric, deviation, digits)
@@ -158,11 +165,13 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
     columns: list[list[Cell]] = []
     for goal in goals:
         counts = [[reached(run, goal) for run in group.runs] for group in groups]
-        fewest = min(map(_rounds, counts), default=math.inf)
+        enough = enough_seeds(list(map(_known, groups, counts)))
+        means = [_rounds(found) if each else math.inf for found, each in zip(counts, enough, strict=True)]
+        fewest = min(means, default=math.inf)
         pairs = [_reached_by(group, found) for group, found in zip(groups, counts, strict=True)]
         digits = [decimals([std(each[i]) for each in pairs], "") for i in (0, 1)]
         columns += [[], []]
-        for group, found, (rounds, uploaded) in zip(groups, counts, pairs, strict=True):
+        for group, found, average, (rounds, uploaded) in zip(groups, counts, means, pairs, strict=True):
             states_of = [run.state for run, each in zip(group.runs, found, strict=True) if each is None]
             missing = states.of_target(states_of)
             if not rounds:
@@ -170,7 +179,7 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
                 columns[-2].append(cell(word, muted=True))
                 columns[-1].append(_NOTHING)
                 continue
-            bold = _rounds(found) == fewest < math.inf
+            bold = average == fewest < math.inf
             columns[-2].append(cell(counted(rounds, digits[0]), *missing, bold=bold, sort=mean(rounds)))
             columns[-1].append(cell(counted(uploaded, digits[1]), sort=mean(uploaded)))
     rows = [[cell(group.name), *(column[i] for column in columns)] for i, group in enumerate(groups)]
@@ -190,6 +199,11 @@ def _rounds(counts: Sequence[int | None]) -> float:
     return mean([each for each in counts if each is not None]) if counts and None not in counts else math.inf
 
 
+def _known(group: SeedGroup, counts: Sequence[int | None]) -> int:
+    """The number of seeds of which it is known whether they reach a target."""
+    return sum(run.finished or each is not None for run, each in zip(group.runs, counts, strict=True))
+
+
 def _reached_by(group: SeedGroup, rounds: Sequence[int | None]) -> tuple[list[float], list[float]]:
     """The rounds of the seeds that reached a target, and the megabytes that they uploaded until then."""
     pairs = [(run, each) for run, each in zip(group.runs, rounds, strict=True) if each is not None]
@@ -197,8 +211,10 @@ def _reached_by(group: SeedGroup, rounds: Sequence[int | None]) -> tuple[list[fl
 
 
 def costs(groups: Sequence[SeedGroup]) -> ReportTable:
-    """The costs: means and standard deviations over the finished seeds, or over the others while none is finished."""
-    counting = [[run for run in group.runs if run.finished] or group.runs for group in groups]
+    """The costs: means and standard deviations over the finished seeds, or over the undamaged ones while none is
+    finished.
+    """
+    counting = [group.counting for group in groups]
     runs = [run for members in counting for run in members]
     sums = [each for each in SUMS if any(each[0] in row for run in runs for row in run.rows)]
     columns: list[tuple[str, str, Callable[[Run], float]]] = [

@@ -62,8 +62,13 @@ class Row:
 
     @property
     def uncounted(self) -> list[str]:
-        """The numbers of seeds that do not count, by state."""
-        return states.counted(job.status for job in self.jobs)
+        """The numbers of seeds that do not count, by state, and of those whose objective is not finite."""
+        return states.counted((job.status for job in self.jobs), self.not_finite)
+
+    @property
+    def not_finite(self) -> int:
+        """The number of finished jobs whose objective is not finite."""
+        return len(self.finished) - len(self.values())
 
     @property
     def reason(self) -> str:

@@ -11,19 +11,29 @@ DAMAGED = "damaged"  # the rows are not as the run left them
 UNFINISHED = "unfinished"  # begun, and running or ended without a message
 NOT_BEGUN = "not begun"  # the sweep has not reached the job yet, or the files have no round
 ALL = (FINISHED, FAILED, PRUNED, STOPPED, DAMAGED, UNFINISHED, NOT_BEGUN)  # in the order of tables and reports
+NOT_FINITE = "not finite"  # a finished run whose objective is no finite number
 NEVER_REACHED = "never reached"  # a finished run has not reached a target; a run in another state may still do so
 
 
-def counted(states: Iterable[str]) -> list[str]:
-    """The number of runs in each state except `finished`, in the order of `ALL`: `2 failed`, `1 not begun`."""
+def counted(states: Iterable[str], not_finite: int = 0) -> list[str]:
+    """The number of runs in each state except `finished`, in the order of `ALL`: `2 failed`, `1 not begun`; and of the
+    finished ones whose objective is not finite.
+    """
     counts = Counter(states)
-    return [f"{counts[state]} {state}" for state in ALL if counts[state] and state != FINISHED]
+    found = [f"{counts[state]} {state}" for state in ALL if counts[state] and state != FINISHED]
+    return [*found, *([f"{not_finite} {NOT_FINITE}"] if not_finite else [])]
 
 
 def common(states: Iterable[str]) -> str:
     """The one state of all runs that are not finished; `unfinished` if these differ, `finished` if there are none."""
     found = set(states) - {FINISHED} or {FINISHED}
     return found.pop() if len(found) == 1 else UNFINISHED
+
+
+def without_result(states: Iterable[str]) -> str:
+    """The state of runs of which none has a finite objective: `common`, or `not finite` if all are finished."""
+    found = common(states)
+    return NOT_FINITE if found == FINISHED else found
 
 
 def of_target(states: Iterable[str]) -> list[str]:

@@ -67,12 +67,13 @@ def csv_text(rows: Sequence[Row]) -> str:
     """The table for programs, with mean and std of every number of the summaries."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
     others = [state for state in states.ALL if state not in (states.FINISHED, states.DAMAGED)]
-    header = ["setting", "seeds", *others, "mean", "std"]
+    header = ["setting", "seeds", *others, states.NOT_FINITE, "mean", "std"]
     lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
     for row in rows:
         columns = [tuple(row.values(key)) for key in (None, *keys)]
         numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
-        lines.append([" ".join(row.setting), len(row.values()), *(len(row.of(state)) for state in others), *numbers])
+        counts = [len(row.values()), *(len(row.of(state)) for state in others), row.not_finite]
+        lines.append([" ".join(row.setting), *counts, *numbers])
     return escaping.csv_text(lines)
 
 

@@ -391,6 +391,15 @@ def test_a_caption_names_seeds_only_if_all_methods_have_them() -> None:
     assert "over 5 seeds, or over the number in brackets; best" in text
 
 
+def test_a_seed_that_is_not_finite_is_no_seed_of_a_caption_and_no_finished_cell() -> None:
+    made = [run("fedavg", "none", seed, math.nan if seed == 2 else 0.5) for seed in range(3)]
+    made += [run("fedprox", "none", seed, math.nan) for seed in range(3)]
+    text = latex.document(grouping.group(made), [], interval=False)
+    assert "over 2 seeds (0, 1); best" in text
+    assert "\\textit{not finite}" in text and "finished" not in text
+    assert headline.best_of("", grouping.group(made[3:])) == "No run has a finite result."
+
+
 def test_texts_are_escaped_for_latex() -> None:
     assert escaping.latex("a_b & 5 % of $x^2$ {~} \\ #1") == (
         "a\\_b \\& 5 \\% of \\$x\\textasciicircum{}2\\$ \\{\\textasciitilde{}\\} \\textbackslash{} \\#1"

@@ -131,6 +131,30 @@ def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
 
 
+def test_a_target_has_the_rule_of_the_best_and_no_damaged_run(tmp_path: Path) -> None:
+    """Each of two methods would be the first: one on a single seed, the other by a damaged run."""
+    for name, seeds, rise in (("fedavg", 3, 0.1), ("fedbuff", 3, 0.2), ("fedprox", 1, 0.3)):
+        for seed in range(seeds):
+            rows = curve(*(rise * round for round in range(4)), **{"cost/server_gflops": 1.0})
+            folder = write_run(tmp_path, f"algorithm={name}", f"seed={seed}", *EVERY, rows=rows)
+            if (name, seed) == ("fedbuff", 2):
+                (folder / "summary.json").write_text(json.dumps({"rounds": 3, "metrics_sha256": "of other rows"}))
+    groups = group(find([tmp_path]).runs)
+    table = tables.to_target(groups, [0.3])
+    assert table is not None
+    found = {row[0].lines[0]: row[1] for row in table.rows}
+    assert found["FedBuff"].lines == ("2 ± 0", "1 damaged")
+    assert found["FedProx"].lines == ("1",)
+    assert [name for name, each in found.items() if each.bold] == ["FedAvg"]
+    rows = records(written(tmp_path, targets=[0.3])["runs.csv"])
+    reached = {row["rounds to 0.3"] for row in rows if row["status"].startswith("damaged")}
+    assert reached == {""}, "not in the files either"
+    damaged = next(run for each in groups for run in each.runs if run.damaged)
+    alone = group([damaged])
+    assert curves.curve_of(alone[0]).rounds == [] and tables.costs(alone).rows[0][1].lines == ("\N{EN DASH}", "1 damaged")
+    assert math.isnan(published._metric(damaged, "cost/server_gflops"))
+
+
 def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
     table = tables.costs(group(find([outputs]).runs))
     assert list(table.header) == ["method", "rounds", "uploaded", "server's work", "largest cache"]
@@ -223,7 +247,8 @@ def test_a_result_that_is_not_finite_is_told(tmp_path: Path) -> None:
     write_run(tmp_path, "algorithm=fedprox", "seed=0", *EVERY, rows=curve(0.1, *[math.nan] * 3))
     files = written(tmp_path)
     assert column(files["report.md"], "FedAvg")[1:] == ["1 not finite"]
-    assert column(files["report.md"], "FedProx") == ["finished", "1 not finite"]
+    assert column(files["report.md"], "FedProx") == ["not finite", "1 not finite"]
+    assert "\nWithout a result: 2 not finite.\n" in files["report.md"]
     assert [row["seeds finished"] for row in records(files["settings.csv"])] == ["2", "0"]
 
 

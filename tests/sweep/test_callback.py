@@ -318,7 +318,10 @@ def test_a_search_goes_on_after_an_objective_that_is_not_a_number(end: Callable[
 
 
 def test_a_grid_has_an_objective_that_is_not_a_number(launch: Sweep) -> None:
-    assert launch(lambda cfg: math.nan, "seed=0,1")[0] == 0
+    assert launch(lambda cfg: 0.5 if cfg.seed else math.nan, "seed=0,1")[0] == 0
+    (row,) = table().values()
+    assert (row["seeds"], row["not finite"], row["mean"]) == ("1", "1", "0.5")
+    assert "| (defaults) | 1 | 0.5 |  | 1 not finite |" in (only_folder() / "table.md").read_text()
 
 
 def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Sweep) -> None:
@@ -471,8 +474,8 @@ def job(seed: int, objective: float | None, status: str = "finished", **more: An
 
 def test_one_seed_has_no_spread_and_what_is_not_finite_does_not_count() -> None:
     row = Row(("x=1",), [job(0, 0.5), job(1, float("nan")), job(2, None, "failed", error="why"), job(3, 9.0, "failed")])
-    assert cells([row])[1] == [["x=1", "1", "0.5", "", "2 failed"]]
-    assert "| 2 failed (why) |" in markdown([row])
+    assert cells([row])[1] == [["x=1", "1", "0.5", "", "2 failed; 1 not finite"]]
+    assert "| 2 failed (why); 1 not finite |" in markdown([row])
 
 
 def test_settings_are_in_natural_order(tmp_path: Path) -> None:
