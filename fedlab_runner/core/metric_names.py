@@ -2,6 +2,8 @@
 
 import math
 
+from fedlab_runner.utils.short_number import short_number
+
 COUNT_PREFIX = "late/staleness_count/"  # + staleness: how many updates arrived with that staleness in a round
 TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # + a later round: cosine between the true updates of the two rounds
 FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # for the run's files alone: W&B would draw too many charts
@@ -29,18 +31,21 @@ def is_share(key: str) -> bool:
     return "accuracy" in key or (cell_of(key) is not None and not key.endswith("loss"))
 
 
+LARGE = 1e6  # from which on a number without a unit has an exponent
+
 # The units of metrics, by key or by the end of a key. Shares, shown in percent, are not listed.
 _UNITS = {"_mb": "MB", "_gflops": "GFLOPs", "time/": "s", "late/staleness": "rounds"}
 
 
 def shown(value: float | None, key: str) -> str:
-    """A value of a metric with its unit, for people: `87.30 %`, `0.159 MB`, `2.3207`; a dash for no value."""
+    """A value of a metric with its unit, for people: `87.30 %`, `0.159 MB`, `2.321`, `3e36`; a dash for no value."""
     if value is None or math.isnan(value):
         return "-"
     if is_share(key):
         return f"{100 * value:.2f} %"
-    number = f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
-    return f"{number} {unit_of(key)}".rstrip()
+    unit = unit_of(key)
+    whole = float(value).is_integer() and (unit or abs(value) < LARGE)
+    return f"{value:,.0f} {unit}".rstrip() if whole else f"{short_number(value, 4)} {unit}".rstrip()
 
 
 def unit_of(key: str) -> str:

@@ -4,15 +4,18 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from fedlab_runner.core.metric_names import is_share, unit_of
+from fedlab_runner.core.metric_names import LARGE, is_share, unit_of
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.sweep import states
+from fedlab_runner.utils.short_number import short_number
 
 NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 MAX_DECIMALS = 4  # of a shown number
+NOISE = 1e-12  # below which a difference of two means may be one of rounding alone
 MAX_TIED = 3  # equally good methods that a sentence names
 PREFIXES = {  # units of costs: each is a thousand times the one before
     "MB": ("kB", "MB", "GB", "TB", "PB"),
@@ -46,15 +49,32 @@ def decimals(deviations: Iterable[float], metric: str) -> int | None:
     return min(MAX_DECIMALS, max(0, (1 if two else 0) - power))
 
 
-def value(number: float, metric: str, digits: int | None = None) -> str:
-    """A value of a metric without its unit, accuracies in percent; a dash for no value."""
-    if math.isnan(number):
-        return NONE
-    if digits is None:
-        return f"{100 * number:.1f}" if is_share(metric) else amount(number)
+def value(number: float, metric: str, digits: int | None = None, most: int = 3) -> str:
+    """A value of a metric without its unit, accuracies in percent; a dash for no value.
+
+    `digits`: the decimals. One that would look like zero with these has up to `most` digits in their place.
+    """
+    shown = _rounded(number, metric, digits)
+    if number == 0 or not math.isfinite(number) or _is_seen(shown):
+        return shown
+    return (MINUS if number < 0 else "") + short_number(scale(metric) * abs(number), most)
+
+
+def _rounded(number: float, metric: str, digits: int | None) -> str:
+    """A value of a metric with these decimals, which may all be zeros; with an exponent if it is large."""
     if not math.isfinite(number):
-        return str(number)
-    return f"{scale(metric) * number:,.{digits}f}".replace("-", MINUS)
+        return NONE if math.isnan(number) else str(number)
+    shown = scale(metric) * abs(number)
+    if (digits is None and not is_share(metric)) or (shown >= LARGE and not unit(metric)):
+        words = amount(shown)
+    else:
+        words = f"{shown:,.{1 if digits is None else digits}f}"
+    return (MINUS if number < 0 and _is_seen(words) else "") + words
+
+
+def _is_seen(words: str) -> bool:
+    """Whether a number does not look like zero."""
+    return re.search("[1-9]", words) is not None
 
 
 def as_shown(number: float, metric: str, digits: int | None = None) -> float:
@@ -66,8 +86,11 @@ def as_shown(number: float, metric: str, digits: int | None = None) -> float:
 def spread(values: Sequence[float], metric: str, deviation: float | None = None, digits: int | None = None) -> str:
     """Mean ± `deviation` (None: the standard deviation of the values, which a single value does not have)."""
     deviation = std(values) if deviation is None else deviation
-    shown = value(mean(values), metric, digits)
-    return shown if math.isnan(deviation) else f"{shown} {PLUS_MINUS} {value(deviation, metric, digits)}"
+    if math.isnan(deviation):
+        return value(mean(values), metric, digits)
+    may_be_zero = _is_seen(_rounded(deviation, metric, digits))  # the mean, beside a deviation that is larger
+    shown = (_rounded if may_be_zero else value)(mean(values), metric, digits)
+    return f"{shown} {PLUS_MINUS} {value(deviation, metric, digits, most=2)}"
 
 
 def counted(values: Sequence[float], digits: int | None = None) -> str:
@@ -81,19 +104,17 @@ def counted(values: Sequence[float], digits: int | None = None) -> str:
 
 def difference(number: float, metric: str, digits: int | None = None) -> str:
     """A difference of two values of a metric, with its sign, and with more decimals where it would look like zero."""
-    more = range((1 if digits is None else digits) + 1, MAX_DECIMALS + 1)
-    shown = [value(abs(number), metric, each) for each in (digits, *more)]
-    found = next((each for each in shown if re.search("[1-9]", each)), None)
-    return shown[0] if found is None else ("+" if number > 0 else MINUS) + found
+    shown = (_rounded if abs(number) < NOISE else partial(value, most=1))(abs(number), metric, digits)
+    return (("+" if number > 0 else MINUS) if _is_seen(shown) else "") + shown
 
 
 def amount(number: float) -> str:
     """A count or a cost, with about four digits."""
     if math.isnan(number):
         return NONE
-    if number == 0 or 0.01 <= abs(number) < 1e6:
+    if number == 0 or 0.01 <= abs(number) < LARGE:
         return f"{number:,.0f}" if abs(number) >= 1000 or number == int(number) else f"{number:.4g}"
-    return f"{number:.3g}"
+    return short_number(number)
 
 
 def readable(unit: str, values: Iterable[float]) -> tuple[str, float]:

@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from textwrap import shorten
 
-from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report import summaries
 from fedlab_runner.report.content import ReportTable, Section, cell
 from fedlab_runner.report.formatting import not_finite, together, value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import MIN_SEEDS, confidence, mean
+from fedlab_runner.report.stats import MIN_SEEDS, interval, mean
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished, winners
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
@@ -74,9 +73,7 @@ def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGrou
 
 
 def _seeds_and_interval(values: Sequence[float], metric: str, digits: int | None) -> str:
-    low, high = confidence(values)
-    if is_share(metric):
-        low, high = max(low, 0.0), min(high, 1.0)
+    low, high = interval(values, metric)
     return f"mean of {count_of(len(values), 'seed')}{_interval(low, high, metric, digits)}"
 
 

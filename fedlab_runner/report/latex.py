@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedlab_runner.methods.registry import Method, bibliography
 from fedlab_runner.report import published, tables
-from fedlab_runner.report.formatting import NONE, PLUS_MINUS, scale, unit, value
+from fedlab_runner.report.formatting import NONE, PLUS_MINUS, scale, spread, unit, value
 from fedlab_runner.report.grouping import SeedGroup, blocks
 from fedlab_runner.report.significance import against_best
-from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, confidence, mean, std
+from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
+from fedlab_runner.report.stats import interval as interval_of
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import latex
@@ -109,9 +110,9 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
     said = latex(run.metric) + (f" in {_unit(run.metric)}" if unit(run.metric) else "")
     if title:
         said += f" ({latex(title)})"
-    spread = "with its 95\\,\\% confidence interval" if interval else "$\\pm$ standard deviation ($n - 1$)"
+    around = "with its 95\\,\\% confidence interval" if interval else "$\\pm$ standard deviation ($n - 1$)"
     seeds = _common_seeds(groups)
-    said += f": mean {spread} over {count_of(usual, 'seed')}{f' ({seeds})' if seeds else ''}"
+    said += f": mean {around} over {count_of(usual, 'seed')}{f' ({seeds})' if seeds else ''}"
     if not tables.seeds_agree(groups, usual):
         said += ", or over the number in brackets"
     said += f"; best in bold{tables.eligible_words(groups)}"
@@ -137,14 +138,15 @@ def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bo
     if not values:
         return _wide(f"\\textit{{{latex(states.without_result(run.state for run in group.runs))}}}", interval)
     few = "" if len(values) == usual else f" {{\\tiny ({len(values)})}}"
-    middle = _bold(_number(mean(values), metric, digits), bold)
+    middle, _, deviation = spread(values, metric, digits=digits).partition(f" {PLUS_MINUS} ")
+    middle = _bold(_plain(middle), bold)
     if interval:
-        low, high = confidence(values)
+        low, high = interval_of(values, metric)
         ends = "" if math.isnan(low) else f" [{_number(low, metric, digits)}, {_number(high, metric, digits)}]"
         return f"{middle}{ends}{mark}{few}"
     if len(values) < 2:
         return _wide(f"{middle}{mark}{few}", interval)
-    return f"{middle} & {_bold(_number(std(values), metric, digits), bold)}{mark}{few}"
+    return f"{middle} & {_bold(_plain(deviation), bold)}{mark}{few}"
 
 
 def _beside(paper: published.Paper, groups: Sequence[SeedGroup]) -> list[_Table]:
@@ -188,7 +190,9 @@ def _pair(words: str, bold: bool, muted: bool) -> str:
 
 
 def _plain(number: str) -> str:
-    return latex(number.replace("\N{MINUS SIGN}", "-")).replace("-", "$-$")
+    mantissa, _, exponent = number.replace("\N{MINUS SIGN}", "-").partition("e")
+    power = f"$\\times10^{{{exponent}}}$" if exponent else ""
+    return latex(mantissa).replace("-", "$-$") + power
 
 
 def _number(number: float, metric: str, digits: int | None) -> str:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from fedlab_runner.utils.short_number import short_number
+
 LOG_RATIO = 10  # of the largest to the smallest end of a curve, from which on a cost axis is logarithmic
 MARGIN = 0.04  # share of an axis's length beyond the data
 
@@ -45,13 +47,11 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """The values with the decimals that their distance needs; large values with k and M, tiny ones as 1e-5."""
+    """The values with the digits that their distance needs; large values with k and M, tiny ones as 1.5e-5."""
     if not values:
         return []
     largest = max(abs(each) for each in values)
     for size, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if size <= largest < 1e12:
             return [f"{each / unit:g}{letter}" if each else "0" for each in values]
-    if largest >= 1e12 or 0 < largest < 1e-3:
-        return [f"{each:.0e}" if each else "0" for each in values]
-    return [f"{each:.6g}".replace("-", "\N{MINUS SIGN}") for each in values]
+    return [short_number(abs(each), 6) if each >= 0 else f"\N{MINUS SIGN}{short_number(-each, 6)}" for each in values]

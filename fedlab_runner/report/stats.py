@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.summary import evaluations, first_as_good
@@ -62,6 +63,12 @@ def confidence(values: Sequence[float]) -> tuple[float, float]:
     centre = mean(values)
     half = float(stdtrit(len(values) - 1, 1 - SIGNIFICANCE_LEVEL / 2)) * std(values) / math.sqrt(len(values))
     return centre - half, centre + half
+
+
+def interval(values: Sequence[float], metric: str) -> tuple[float, float]:
+    """The 95 % confidence interval of a metric's mean, of a share within 0 and 1; NaN for fewer than two values."""
+    low, high = confidence(values)
+    return (max(low, 0.0), min(high, 1.0)) if is_share(metric) else (low, high)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

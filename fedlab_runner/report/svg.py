@@ -1,9 +1,11 @@
 """Charts as SVG with real text, as parts of the page and as files beside the markdown.
 
 Each point is a pair of numbers in a path, in pixels of the panel. The page's script reads them there for its hover
-values and its zoom. A library makes the elements, so that no text of a run becomes an element.
+values and its zoom; values far beyond the axes, which are drawn nearer, stand beside the path. A library makes the
+elements, so that no text of a run becomes an element.
 """
 
+import json
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ TEXT = 12.5  # size of text in pixels
 MAX_MARKERS = 6  # on a line
 MAX_LABEL_CHARACTERS = 52  # of a name in a legend
 LEGEND_ROW = 20  # the height of a row of the legend in a file
+BEYOND = 20  # heights of the axes within which a point is drawn
 DOT = 16  # the distance between clients, and between classes
 SHAPES = {  # paths of markers around their middle, about nine pixels across
     "o": "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
@@ -175,13 +178,15 @@ def _series(plot: Element, panel: Panel, series: Series, line: Line, band: bool)
         shape = _path([(each, _y(panel, y)) for each, y in edge], digits=1)
         SubElement(group, "path", {"class": "band", "d": shape, "stroke": "none", "fill-opacity": "0.13"})
         return
-    points = [(each, _y(panel, y)) for each, y in zip(x, series.y, strict=True)]
-    points = [each for each in points if all(map(math.isfinite, each))]
+    known = [(each, _y(panel, y), y) for each, y in zip(x, series.y, strict=True)]
+    known = [each for each in known if all(map(math.isfinite, each))]
+    points = [(x_place, y_place) for x_place, y_place, _ in known]
     dash = {"stroke-dasharray": " ".join(f"{1.8 * each:g}" for each in line.dash)} if line.dash else {}
     width = "1" if series.unfinished else "1.8"
     drawn = {"class": "line", "d": _path(points), "fill": "none", "stroke-width": width, "stroke-linejoin": "round"}
+    far = {i: y for i, (_, y_place, y) in enumerate(known) if abs(y_place) == BEYOND * DOWN}
     if not series.points:
-        SubElement(group, "path", drawn | dash)
+        SubElement(group, "path", drawn | dash | ({"data-far": json.dumps(far)} if far else {}))
     inside = [each for each in points if -1 <= each[0] <= ACROSS + 1 and -1 <= each[1] <= DOWN + 1]
     marked = inside if series.points else inside[:: -max(1, -(-len(inside) // MAX_MARKERS))]
     if marked:
@@ -193,7 +198,7 @@ def _series(plot: Element, panel: Panel, series: Series, line: Line, band: bool)
 
 def _path(points: Sequence[tuple[float, float]], digits: int = 2) -> str:
     known = [each for each in points if all(map(math.isfinite, each))]
-    return "".join(f"{'L' if i else 'M'}{x:.1f} {y:.{digits}f}" for i, (x, y) in enumerate(known))
+    return "".join(f"{'L' if i else 'M'}{x:.{digits + 1}f} {y:.{digits}f}" for i, (x, y) in enumerate(known))
 
 
 def _x(panel: Panel, x: float) -> float:
@@ -208,7 +213,7 @@ def _x(panel: Panel, x: float) -> float:
 def _y(panel: Panel, y: float) -> float:
     low, high = panel.y_range
     place = DOWN * (1 - (y - low) / (high - low))
-    return max(-20.0 * DOWN, min(20.0 * DOWN, place)) if math.isfinite(place) else math.nan
+    return max(-BEYOND * DOWN, min(BEYOND * DOWN, place)) if math.isfinite(place) else math.nan
 
 
 def _swatch(parent: Element, line: Line, x: float, y: float) -> None:

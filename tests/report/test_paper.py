@@ -1,5 +1,6 @@
 """Summaries over conditions, tables and figures for a paper, and the parts of charts, of runs made in memory."""
 
+import json
 import math
 import re
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from fedlab_runner.methods import registry
 from fedlab_runner.report import (
     build,
     curves,
@@ -27,7 +29,7 @@ from fedlab_runner.report import (
     svg,
     tables,
 )
-from fedlab_runner.report.content import Chart, Dots, Report
+from fedlab_runner.report.content import Chart, Dots, Entry, Report
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils import escaping
 
@@ -141,6 +143,7 @@ def test_the_headline_names_the_best_with_its_interval(groups: list[grouping.See
 def test_the_headline_compares_nothing_with_itself_and_names_what_has_no_result() -> None:
     two = [run("fedavg", "none", seed, top) for seed, top in enumerate((0.6, 0.9))]
     assert headline.best_of("", grouping.group(two)).endswith("95 % interval 0 to 100).")
+    assert "{75} [0, 100]" in latex.document(grouping.group(two), [], interval=True)
     assert headline.best_of("", grouping.group(two[:1])) == "FedAvg has 60.0\xa0% (1 seed)."
     cut = run("dfml", "none", 0, 0.5, num_clients=50)
     blocks = grouping.blocks(grouping.group([*two, replace(cut, rows=cut.rows[:3])]))
@@ -264,13 +267,57 @@ def test_costs_have_a_unit_that_is_read_well(unit: str, values: list[float], fou
         (-0.0029, 0, "\N{MINUS SIGN}0.3"),
         (0.0029, 0, "+0.3"),
         (0.000029, None, "+0.003"),
-        (1e-9, 0, "0"),
+        (1e-7, 0, "+1e-5"),
+        (1e-15, 0, "0"),
         (0.0, 0, "0"),
         (math.nan, 0, "\N{EN DASH}"),
     ],
 )
 def test_a_difference_does_not_look_like_zero(number: float, digits: int | None, shown: str) -> None:
     assert formatting.difference(number, "test/accuracy", digits) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "digits", "shown"),
+    [
+        ([3e-5, 3.03e-5, 3.06e-5], 4, "3.03e-5 ± 3e-7"),
+        ([1e90, 1.01e90, 1.02e90], 2, "1.01e90 ± 1e88"),
+        ([0.5, 0.500001], 4, "0.5000 ± 7.1e-7"),
+        ([-0.1001, 0.0999], 2, "0.00 ± 0.14"),
+        ([-1.2, -1.4], 2, "\N{MINUS SIGN}1.30 ± 0.14"),
+        ([-0.0001], 2, "\N{MINUS SIGN}0.0001"),
+        ([0.0, 0.0], 1, "0.0 ± 0.0"),
+    ],
+)
+def test_large_and_tiny_numbers_are_short_and_none_looks_like_zero(
+    values: list[float], digits: int, shown: str
+) -> None:
+    assert formatting.spread(values, "test/loss", digits=digits) == shown
+    row = latex._value(_of(values), digits, False, False, "", len(values))
+    words = shown.replace("\N{MINUS SIGN}", "$-$").replace(" ± ", " & ")
+    assert re.sub(r"\$\\times10\^{(.*?)}\$", r"e\1", row) == (
+        words if "&" in words else f"\\multicolumn{{2}}{{c}}{{{words}}}"
+    )
+
+
+def _of(values: list[float]) -> grouping.SeedGroup:
+    """A setting with these losses."""
+    made = [run("fedavg", "none", seed, 0.5) for seed in range(len(values))]
+    evaluation = {"metric": "test/loss", "summary": "last"}
+    rows = [[{"round": 0}, {"round": ROUNDS, "test/loss": value}] for value in values]
+    (group,) = grouping.group(
+        replace(each, config={**each.config, "evaluation": evaluation}, rows=some)
+        for each, some in zip(made, rows, strict=True)
+    )
+    return group
+
+
+def test_tick_labels_are_different_and_right() -> None:
+    for labels in ("1e-4 1.5e-4 2e-4", "1e-5 1.5e-5 2e-5", "1e12 1.5e12", "-2e-5 0 2e-5", "-2 0 2.5"):
+        values = [float(each) for each in labels.split()]
+        found = scales.tick_labels(values)
+        assert [float(each.replace("\N{MINUS SIGN}", "-")) for each in found] == values
+        assert max(map(len, found)) <= 7
 
 
 def test_rounding_makes_no_axis() -> None:
@@ -342,6 +389,22 @@ def test_close_curves_have_a_second_panel() -> None:
     near, _ = curves._panels([of("a", 0.88), of("b", 0.9)], "test/accuracy", 100)
     assert [len(far), len(near)] == [1, 2]
     assert near[1].x_range == (10.0, 20.0) and 87 < near[1].y_range[0] < 88 and near[1].y_range[1] < 91
+
+
+def test_a_chart_has_every_round_and_value_of_its_line() -> None:
+    """As the script reads them, of long runs, and far beyond the axes, where a line is drawn nearer."""
+    rounds = [0, 1, 50_001, 99_999, 100_000]
+    means = [1.0, 2.0, 12_345.678, 1e90, 0.5]
+    curve = curves.Curve("FedAvg", 1, "finished", rounds, means, [0.0] * len(rounds), {})
+    panel = replace(curves.over_rounds([curve], "test/loss", "x", 100), y_range=(0.0, 4.0))
+    line = svg.panel(panel, [Entry("FedAvg", registry.method_style("fedavg", {}).line)]).find(".//path[@class='line']")
+    assert line is not None
+    places = [each.split() for each in re.findall(r"[ML]([\d.]+ [-\d.]+)", line.get("d", ""))]
+    far = json.loads(line.get("data-far", "{}"))
+    assert [round(float(x) / svg.ACROSS * 100_000) for x, _ in places] == rounds
+    read = [far.get(str(i), 4 * (1 - float(y) / svg.DOWN)) for i, (_, y) in enumerate(places)]
+    assert read == pytest.approx(means, rel=1e-3)
+    assert all(abs(float(y)) <= svg.BEYOND * svg.DOWN for _, y in places)
 
 
 def test_a_sentence_is_no_name_and_markers_and_dots_are_drawn_whole(whole: Report) -> None:

@@ -151,7 +151,10 @@ def test_a_target_has_the_rule_of_the_best_and_no_damaged_run(tmp_path: Path) ->
     assert reached == {""}, "not in the files either"
     damaged = next(run for each in groups for run in each.runs if run.damaged)
     alone = group([damaged])
-    assert curves.curve_of(alone[0]).rounds == [] and tables.costs(alone).rows[0][1].lines == ("\N{EN DASH}", "1 damaged")
+    assert curves.curve_of(alone[0]).rounds == [] and tables.costs(alone).rows[0][1].lines == (
+        "\N{EN DASH}",
+        "1 damaged",
+    )
     assert math.isnan(published._metric(damaged, "cost/server_gflops"))
 
 

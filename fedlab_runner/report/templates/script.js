@@ -48,6 +48,9 @@ function enliven(panel, names) {
   const scale = (each) => (log ? Math.log10(each) : each), back = (each) => (log ? 10 ** each : each);
   const whole = { x0: scale(+data.loX), x1: scale(+data.hiX), y0: +data.loY, y1: +data.hiY };
   const lines = all(plot, "path.line, path.band").map((each) => ({ each, points: pairs(each.getAttribute("d")) }));
+  for (const { each, points } of lines) { // the values of points that are drawn nearer
+    for (const [i, value] of Object.entries(JSON.parse(each.dataset.far || "{}"))) points[i].push(value);
+  }
   const marks = all(plot, "path.mark").map((each) => ({ each, d: each.getAttribute("d") }));
   let box = null; // what is shown, in pixels of the whole picture
   const view = () => box || { x: 0, y: 0, w: wide, h: tall };
@@ -131,7 +134,7 @@ function enliven(panel, names) {
       + ": " + (data.whole === "1" ? Math.round(xNear) : shown(xNear));
     tip.replaceChildren(title, ...found.map(({ near, name }) => {
       const row = document.createElement("div");
-      for (const words of [name ? name.textContent : "", finer(yOf(near[1]))]) {
+      for (const words of [name ? name.textContent : "", finer(near[2] ?? yOf(near[1]))]) {
         row.appendChild(document.createElement("span")).textContent = words;
       }
       return row;
