@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.methods.registry import Line, Method, method_of, method_style, tell_apart
 from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
-from fedlab_runner.sweep.ranking import best_first, metric_of, short
+from fedlab_runner.sweep.ranking import best_first, comparable, judged, short
 from fedlab_runner.sweep.records import Job, Row, read
 from fedlab_runner.tracking.ending import judged_by
 from fedlab_runner.utils import untrusted
@@ -44,24 +44,31 @@ def plot_sweep(folder: Path) -> list[Path]:
     each combination of the other keys: the mean and the standard deviation over seeds. Where these are too many, it has
     the best setting of the other numbers. Many values, as a search has, are points. `curves.png`: the objective's
     metric over the rounds, with a line for each setting; too many settings for one picture are split by the values of
-    the numbers. `curves-best.png` in their place: the best settings, where these would be too many pictures. The
-    registry of methods gives the lines' style.
+    the numbers. `curves-best.png` in their place: the best settings, where these would be too many pictures. A sweep
+    over several metrics or rules has these pictures of each, with metric and rule in their names. The registry of
+    methods gives the lines' style.
     """
     from matplotlib.style import context
 
-    rows = [row for row in read(folder) if row.values()]
+    kinds = comparable([row for row in read(folder) if row.values()])
+    drawn: list[Path | None] = []
     with context(STYLE):
-        drawn = [_against(folder, rows, key) for key in _numbers(rows)]
-        metric = metric_of(rows)
-        for suffix, words, some in _groups(rows) if metric else ():
-            logged = [[_metrics(job) for job in row.finished] for row in some]
-            for name, key, band in (("curves", metric, None), *CURVES):
-                drawn.append(_over_rounds(folder, "-".join([name, *suffix]), key, band, words, some, logged))
+        for of, rows in kinds.items():
+            kind = [each.replace("/", "-") for each in of] if len(kinds) > 1 else []
+            drawn += [_against(folder, rows, key, kind) for key in _numbers(rows)]
+            for suffix, words, some in _groups(rows) if of.metric else ():
+                logged = [[_metrics(job) for job in row.finished] for row in some]
+                for name, key, band in (("curves", of.metric, None), *CURVES):
+                    file = "-".join([name, *suffix, *kind])
+                    drawn.append(_over_rounds(folder, file, key, band, words, some, logged))
     return [path for path in drawn if path is not None]
 
 
-def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
-    """Draws the objective against one key; None if no two values share the other keys, or for too many lines."""
+def _against(folder: Path, rows: Sequence[Row], key: str, kind: Sequence[str]) -> Path | None:
+    """Draws the objective against one key; None if no two values share the other keys, or for too many lines.
+
+    `kind`: parts of the file's name that tell it from the pictures of other objectives.
+    """
     from matplotlib.ticker import LogLocator
 
     numbers = _numbers(rows)
@@ -87,11 +94,12 @@ def _against(folder: Path, rows: Sequence[Row], key: str) -> Path | None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-    axes.set(title=label(_judged(rows)), xlabel=label(key))
-    if is_share(_judged(rows)):
+    of = judged(rows[0])
+    axes.set(title=label(judged_by(*of) or "objective"), xlabel=label(key))
+    if is_share(of.metric):
         in_percent(axes.yaxis)
     _legend(axes, BEST * best + CAPTION, several=len(lines) > 1)
-    return _saved(figure, folder, key)
+    return _saved(figure, folder, "-".join([key, *kind]))
 
 
 def _lines(rows: Sequence[Row], free: Collection[str]) -> dict[tuple[str, ...], list[Row]]:
@@ -259,12 +267,6 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _judged(rows: Sequence[Row]) -> str:
-    """The objective in words."""
-    summary = next((job.summary for row in rows for job in row.jobs if "metric" in job.summary), {})
-    return judged_by(str(summary.get("metric", "")), str(summary.get("rule", ""))) or "objective"
 
 
 def _metrics(job: Job) -> list[dict[str, Any]]:

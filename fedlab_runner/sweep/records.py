@@ -46,10 +46,22 @@ class Row:
     setting: tuple[str, ...]
     jobs: Sequence[Job]
 
-    def values(self, key: str | None = None) -> list[float]:
-        """The finite objectives (or values of the summary) of the finished jobs."""
-        found = [job.summary.get(key) if key else job.objective for job in self.finished]
-        return [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
+    def values(self) -> list[float]:
+        """The finite objectives of the finished jobs."""
+        return [float(job.objective) for job in self.counting if job.objective is not None]
+
+    def numbers(self, key: str) -> list[float]:
+        """The values of a number of the summaries, of the same jobs; empty if one of them has no finite one, because a
+        mean over the other jobs, as of the rounds to a target, would not be that of the setting.
+        """
+        found = [job.summary.get(key) for job in self.counting]
+        known = [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
+        return known if len(known) == len(found) else []
+
+    @cached_property
+    def counting(self) -> list[Job]:
+        """The finished jobs whose objective is finite."""
+        return [job for job in self.finished if job.objective is not None and math.isfinite(job.objective)]
 
     @cached_property
     def finished(self) -> list[Job]:
@@ -68,7 +80,7 @@ class Row:
     @property
     def not_finite(self) -> int:
         """The number of finished jobs whose objective is not finite."""
-        return len(self.finished) - len(self.values())
+        return len(self.finished) - len(self.counting)
 
     @property
     def reason(self) -> str:

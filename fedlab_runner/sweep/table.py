@@ -15,6 +15,7 @@ from fedlab_runner.sweep.records import Row, read, size
 from fedlab_runner.utils import escaping
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.short_number import short_number
 
 MAX_REASONS = 3  # of failures, below the table on the terminal; table.md has those of all settings
 MAX_SHOWN = 40  # settings on the terminal; table.md has all
@@ -44,11 +45,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     body = []
     for row in rows:
         name = " ".join(each for each in row.setting if each not in shared) or "(defaults)"
-        values = tuple(row.values())
-        numbers = [_mean(values), _std(values)]
-        if is_share(metric):
-            numbers = [shown(float(each), metric) if each else "" for each in (_mean(values, 10), _std(values, 10))]
-        body.append([name, str(len(values)), *numbers, "; ".join(row.uncounted)])
+        words = [_words(each, metric) for each in _mean_and_std(tuple(row.values()))]
+        body.append([name, str(len(row.values())), *words, "; ".join(row.uncounted)])
     return ["setting", "seeds", f"mean {metric}".rstrip(), "std", "not counted"], body
 
 
@@ -64,14 +62,14 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """The table for programs, with mean and std of every number of the summaries."""
-    keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.values(key)})
+    """The table for programs, with mean and std of every number of the summaries that all counted seeds have."""
+    keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.numbers(key)})
     others = [state for state in states.ALL if state not in (states.FINISHED, states.DAMAGED)]
     header = ["setting", "seeds", *others, states.NOT_FINITE, "mean", "std"]
     lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
     for row in rows:
-        columns = [tuple(row.values(key)) for key in (None, *keys)]
-        numbers = [float(cell) if cell else None for v in columns for cell in (_mean(v, 10), _std(v, 10))]
+        columns = [row.values(), *(row.numbers(key) for key in keys)]
+        numbers = [each for column in columns for each in _mean_and_std(tuple(column))]
         counts = [len(row.values()), *(len(row.of(state)) for state in others), row.not_finite]
         lines.append([" ".join(row.setting), *counts, *numbers])
     return escaping.csv_text(lines)
@@ -107,12 +105,13 @@ def show(folder: Path) -> None:
     print(f"a page of all results: fedlab-report {shlex.quote(os.path.relpath(folder))}")
 
 
-@lru_cache(MAX_KNOWN)
-def _mean(values: tuple[float, ...], digits: int = 4) -> str:
-    return f"{statistics.fmean(values):.{digits}g}" if values else ""
+def _words(number: float | None, metric: str) -> str:
+    """A number of the objective with about four digits, an accuracy in percent."""
+    return "" if number is None else shown(number, metric) if is_share(metric) else short_number(number, 4)
 
 
 @lru_cache(MAX_KNOWN)
-def _std(values: tuple[float, ...], digits: int = 4) -> str:
-    """The sample standard deviation; empty for fewer than two values."""
-    return f"{statistics.stdev(values):.{digits}g}" if len(values) > 1 else ""
+def _mean_and_std(values: tuple[float, ...]) -> tuple[float | None, float | None]:
+    """The mean (None without values) and the sample standard deviation (None for fewer than two values)."""
+    mean = statistics.fmean(values) if values else None
+    return mean, statistics.stdev(values) if len(values) > 1 else None

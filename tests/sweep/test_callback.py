@@ -34,7 +34,7 @@ from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
 from fedlab_runner.sweep import ahead, callback, plots, ranking, records
 from fedlab_runner.sweep.records import Job, Row
-from fedlab_runner.sweep.table import cells, markdown, refresh, show
+from fedlab_runner.sweep.table import cells, csv_text, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
 from fedlab_runner.utils import checksummed_json, system
 from fedlab_runner.utils.errors import Diverged, Pruned, UserError
@@ -184,8 +184,8 @@ def test_a_longer_run_that_is_there_has_its_unit_and_counts_as_before(launch: Sw
     code, out, _ = launch(run, "seed=0,1", "rounds=5")
     assert code == 0 and "job 1/2 finished before: 50.00 %, outputs/" in out
     (row,) = records.read(max(Path("outputs/sweeps").iterdir(), key=os.path.getmtime))
-    assert row.values("best") == [], "the longer run's numbers are not this job's"
-    assert row.values("rounds") == [5, 5]
+    assert row.numbers("best") == [], "the longer run's numbers are not this job's"
+    assert row.numbers("rounds") == [5, 5]
 
 
 def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
@@ -454,6 +454,18 @@ def test_numbers_of_the_summary_are_in_the_csv_unless_they_are_of_another_length
     launch(run, "seed=0,1", "rounds=2")
     other = next(path for path in Path("outputs/sweeps").iterdir() if "rounds=2" in (path / "command.txt").read_text())
     assert "best mean" not in (other / "table.csv").read_text()
+
+
+def test_a_mean_in_the_csv_is_that_of_all_counted_seeds_and_unrounded() -> None:
+    """Two of three seeds have reached a target; a fourth, whose objective is not finite, counts nowhere."""
+    made = [
+        job(seed, value, summary={"rounds_to_target": rounds, "best": value})
+        for seed, value, rounds in ((0, 0.1, 5), (1, 0.2, 7), (2, 0.4, None), (3, math.nan, 9))
+    ]
+    (row,) = csv.DictReader(csv_text([Row(("x=1",), made), Row(("x=2",), made[:2])]).splitlines()[:2])
+    assert (row["seeds"], row["not finite"], row["rounds_to_target mean"]) == ("3", "1", "")
+    assert float(row["mean"]) == float(row["best mean"]) == statistics.fmean([0.1, 0.2, 0.4])
+    assert float(row["std"]) == statistics.stdev([0.1, 0.2, 0.4])
 
 
 # The parts.

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedlab_runner.methods.registry import method_style
-from fedlab_runner.sweep import plots
+from fedlab_runner.sweep import plots, ranking, records
 from fedlab_runner.sweep.plots import plot_sweep
 from fedlab_runner.sweep.records import Job
 from fedlab_runner.sweep.table import show
@@ -183,6 +183,26 @@ def test_a_searchs_many_values_are_points_on_a_scale(tmp_path: Path, lines: Any,
     assert not any(str(lr) in drawn for lr in values[1:])
     assert (">0.02<" in drawn) == bool(lowest), "logarithmic where all values are above 0"
     assert [label for label, *_ in lines[3:5]] == [f"local.epochs={i % 2} local.lr={values[i]:.4g}" for i in (19, 18)]
+
+
+def test_settings_of_another_metric_or_rule_have_pictures_and_ranks_of_their_own(
+    tmp_path: Path, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sweep"
+    for metric, rule in (("test/accuracy", "best"), ("test/accuracy", "last"), ("test/loss", "best")):
+        for lr in (1, 2):
+            monkeypatch.setitem(SUMMARY, "metric", metric)
+            monkeypatch.setitem(SUMMARY, "rule", rule)
+            job(folder, lr / 4, f"evaluation.metric={metric}", f"evaluation.summary={rule}", f"local.lr={lr}")
+    drawn = [path.stem for path in plot_sweep(folder) if path.stem.startswith("local.lr")]
+    assert drawn == [f"local.lr-test-{kind}" for kind in ("accuracy-best", "accuracy-last", "loss-best")]
+    assert all(values == [[0.25], [0.5]] for _, x, values in lines if x == [0, 1])
+    loss, share = (
+        (folder / "plots" / f"local.lr-test-{kind}.svg").read_text() for kind in ("loss-best", "accuracy-last")
+    )
+    assert "test/loss, best" in loss and "%<" not in loss and "test/accuracy, last" in share and "%<" in share
+    rates = [row.setting[2][-1] for row in ranking.best_first(records.read(folder))]
+    assert rates == ["2", "1", "2", "1", "1", "2"], "each metric in its own direction"
 
 
 def test_rounds_of_a_longer_run_than_the_job_asked_for_are_left_out(tmp_path: Path, lines: Any) -> None:
