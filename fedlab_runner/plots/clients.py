@@ -77,7 +77,7 @@ def _scatter(axes: "Axes", cells: Mapping[str, Scores], data: str) -> None:
         size = float(np.clip(3000 / max(len(server.ids), 1), 4, 30))
         axes.scatter(server.accuracy, other.accuracy, s=size, alpha=0.5, color=colour, linewidths=0, label=label)
     low = min(float(scores.accuracy.min()) for cell, scores in cells.items() if cell.endswith(f"/{data}"))
-    low = max(0.0, math.floor(10 * low) / 10 - 0.02)
+    low = math.floor(10 * low) / 10 - 0.02
     axes.set(xlim=(low, 1.02), ylim=(low, 1.02), xlabel="accuracy of the server's model")
     axes.set(ylabel="accuracy of the other model", title=f"{len(server.ids):,} clients, {data}")
     for axis in (axes.xaxis, axes.yaxis):

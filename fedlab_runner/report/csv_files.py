@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlab_runner.report.grouping import SeedGroup
-from fedlab_runner.report.published import Paper, csv_rows
+from fedlab_runner.report.grouping import SeedGroup, text
+from fedlab_runner.report.published import NONE, SEEDS, Paper, deviation_of, fits, ours_of
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
 from fedlab_runner.tracking.summary import RULES
@@ -16,7 +16,7 @@ def files(groups: Sequence[SeedGroup], papers: Sequence[Paper], wanted: Sequence
     """The files by name."""
     found = {"runs.csv": _text(_runs(groups, wanted)), "settings.csv": _text([_setting(group) for group in groups])}
     if papers:
-        found["paper.csv"] = _text([row for paper in papers for row in csv_rows(paper, groups)])
+        found["paper.csv"] = _text([row for paper in papers for row in _published(paper, groups)])
     return found
 
 
@@ -56,6 +56,40 @@ def _setting(group: SeedGroup) -> dict[str, Any]:
         "mean": mean(values),
         "std": std(values),
     }
+
+
+def _published(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
+    """A row for each cell of the paper's table and each setting that fits it (or no setting), in the paper's unit."""
+    found = []
+    for row in paper.rows:
+        for i, column in enumerate(paper.columns):
+            cells: list[SeedGroup | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
+            for group in cells or [None]:
+                ours = [] if group is None else ours_of([group], column)
+                values = [paper.scale * each for each in ours]
+                theirs = row["mean"][i]
+                found.append(
+                    {
+                        "table": paper.name,
+                        "row": row["name"],
+                        "column": _label_of(column),
+                        "condition": group.condition if group else "",
+                        "method": group.method if group else "",
+                        "seeds": len(values),
+                        "mean": mean(values),
+                        "std": math.nan if group is None else paper.scale * deviation_of(paper, [group], column, ours),
+                        "std over": SEEDS if paper.spread == NONE else paper.spread,
+                        "paper mean": theirs,
+                        "paper std": row["std"][i] if "std" in row else None,
+                        "difference": mean(values) - theirs if theirs is not None else math.nan,
+                    }
+                )
+    return found
+
+
+def _label_of(column: Mapping[str, Any]) -> str:
+    """The keys of a column in words."""
+    return " ".join(f"{key}={text(value)}" for key, value in column.items())
 
 
 def _text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -85,7 +85,7 @@ def _against_server(groups: Sequence[SeedGroup], key: str) -> Panel | None:
     said = f"With {max(better)[1]} the {name} model is better than the server's for {100 * max(better)[0]:.0f} % "
     said += "of the clients, the largest share; each marker is a client, and above the line its other model is better."
     low = min(min(each) for series in points for each in (series.x, series.y))
-    ends = (max(0.0, 10.0 * math.floor(low / 10) - 2), 102.0)
+    ends = (10.0 * math.floor(low / 10) - 2, 102.0)
     return Panel(
         f"{key} against server/{data}",
         "server's model, %",

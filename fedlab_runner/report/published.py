@@ -16,6 +16,7 @@ from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, mean, std
 from fedlab_runner.report.tables import finished, result
+from fedlab_runner.sweep import states
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.counting import count_of
@@ -159,26 +160,35 @@ def _cells(
     """The runs' value (bold for the best, `top`, and what looks like it), the paper's value and the difference, with
     the same decimals.
     """
-    ours = _ours(groups, column)
+    ours = ours_of(groups, column)
     metric = _metric_of(column, groups)
-    deviation = _deviation(paper, groups, column, ours)
+    deviation = deviation_of(paper, groups, column, ours)
     digits = _digits(column, groups, deviation)
     bold = bool(ours) and _place(paper, column, groups) == _place(paper, column, top)
-    if ours and "metric" in column:
+    if never := ours.count(math.inf):
+        seeds = f"{never} of {count_of(len(ours), 'seed')}"
+        mine = cell(states.NEVER_REACHED, seeds, *remarks(groups), muted=True)
+    elif ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
         mine = cell(words, count_of(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
     else:
         mine = result(groups, bold=bold, deviation=deviation, digits=digits)
     if theirs is None:
         return [mine, cell(NOTHING, muted=True), cell(NOTHING, muted=True)]
-    known = f"{theirs}" if paper.scale == 100 else amount(theirs)
-    known += "" if spread_of is None else f" {PLUS_MINUS} {spread_of}"
     off = mean(ours) - theirs / paper.scale
-    away = cell(difference(off, metric, digits), sort=off) if ours else cell(NOTHING, muted=True)
-    return [mine, cell(known, sort=float(theirs)), away]
+    away = cell(difference(off, metric, digits), sort=off) if math.isfinite(off) else cell(NOTHING, muted=True)
+    return [mine, cell(_theirs(paper, theirs, spread_of), sort=float(theirs)), away]
 
 
-def _deviation(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:
+def _theirs(paper: Paper, middle: float, deviation: float | None) -> str:
+    """The paper's value, with as many decimals as its deviation: a YAML file's 63.5 may have been 63.50."""
+    if deviation is None:
+        return f"{middle}" if paper.scale == 100 else amount(middle)
+    digits = max(len(f"{each}".partition(".")[2]) for each in (middle, deviation))
+    return f"{middle:,.{digits}f} {PLUS_MINUS} {deviation:,.{digits}f}"
+
+
+def deviation_of(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:
     """The deviation of the runs, over the seeds or evaluations that the paper's deviation covers."""
     if paper.spread != ROUNDS:
         return std(ours)
@@ -196,7 +206,7 @@ def _over_rounds(run: Run, key: str) -> float:
     )
 
 
-def _ours(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
+def ours_of(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[float]:
     """The objective of each finished seed, or the metric that the column names.
 
     For a cost it is the mean over rounds, for a cache the largest value, also of unfinished runs, but not of damaged
@@ -234,15 +244,15 @@ def _rank(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool,
     """A rank (larger is better) of the mean. NaN has the lowest; over `MIN_SEEDS` seeds or more, any a higher one than
     over fewer.
     """
-    ours = _ours(groups, column)
+    ours = ours_of(groups, column)
     sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
     return len(ours) >= MIN_SEEDS, -math.inf if math.isnan(mean(ours)) else sign * mean(ours)
 
 
 def _place(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, int | None, float]:
     """What two cells of a column have in common if they look equal: enough seeds, the decimals, and the shown mean."""
-    ours = _ours(groups, column)
-    digits = _digits(column, groups, _deviation(paper, groups, column, ours))
+    ours = ours_of(groups, column)
+    digits = _digits(column, groups, deviation_of(paper, groups, column, ours))
     return len(ours) >= MIN_SEEDS, digits, as_shown(mean(ours), _metric_of(column, groups), digits)
 
 
@@ -264,37 +274,3 @@ def _equal(have: str | None, value: float) -> bool:
         return have is not None and math.isclose(float(have), value)
     except ValueError:
         return False
-
-
-def csv_rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
-    """A row for each cell of the paper's table and each setting that fits it (or no setting), in the paper's unit."""
-    found = []
-    for row in paper.rows:
-        for i, column in enumerate(paper.columns):
-            cells: list[SeedGroup | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
-            for group in cells or [None]:
-                ours = [] if group is None else _ours([group], column)
-                values = [paper.scale * each for each in ours]
-                theirs = row["mean"][i]
-                found.append(
-                    {
-                        "table": paper.name,
-                        "row": row["name"],
-                        "column": label_of(column),
-                        "condition": group.condition if group else "",
-                        "method": group.method if group else "",
-                        "seeds": len(values),
-                        "mean": mean(values),
-                        "std": math.nan if group is None else paper.scale * _deviation(paper, [group], column, ours),
-                        "std over": SEEDS if paper.spread == NONE else paper.spread,
-                        "paper mean": theirs,
-                        "paper std": row["std"][i] if "std" in row else None,
-                        "difference": mean(values) - theirs if theirs is not None else math.nan,
-                    }
-                )
-    return found
-
-
-def label_of(column: Mapping[str, Any]) -> str:
-    """The keys of a column in words."""
-    return " ".join(f"{key}={text(value)}" for key, value in column.items())

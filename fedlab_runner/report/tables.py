@@ -153,7 +153,8 @@ def targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[float]
     """The target values of a condition: `wanted`, or else 80 % and 95 % of the best mean, in whole percent."""
     if wanted or (top := best(groups)) is None or not is_share(top.runs[0].metric) or top.runs[0].lower_is_better:
         return list(wanted)
-    return sorted({math.floor(share * 100 * mean(finished([top]))) / 100 for share in (0.8, 0.95)})
+    goals = {math.floor(share * 100 * mean(finished([top]))) / 100 for share in (0.8, 0.95)}
+    return sorted(goals - {0.0})  # every run reaches 0 %
 
 
 def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTable | None:

@@ -13,6 +13,7 @@ _LOWER = {
     *("loss", "losses", "error", "errors", "err", "nll", "perplexity", "mse", "rmse", "mae", "std", "variance"),
     *("divergence", "time", "seconds", "mb", "bytes", "flops", "gflops", "models", "staleness", "rounds"),
     *("distance", "cost"),
+    "objective",  # what an algorithm minimises: FedCDA's loss and divergence
     *("clipped", "finite", "negative"),  # updates/not_finite counts non-finite updates
 }
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}  # words of metrics of which larger values are better
@@ -23,9 +24,9 @@ def lower_is_better(key: str) -> bool:
     """Whether a smaller value of the metric is a better one.
 
     `key` is `<group>/<name>` or `<group>/<name>/<of what>`, e.g. `test/loss` or `test/accuracy_class/error`; the third
-    part names a class or an architecture of the user and does not count. Losses, errors, spreads, distances,
-    costs, times, bytes, operations and counts of failures are better when they are smaller. Accuracies and all unknown
-    metrics, such as `analysis/update_cosine_mean`, are better when they are larger.
+    part names a class or an architecture of the user and does not count. Losses, objectives, errors, spreads,
+    distances, costs, times, bytes, operations and counts of failures are better when they are smaller. Accuracies and
+    all unknown metrics, such as `analysis/update_cosine_mean`, are better when they are larger.
     """
     group, _, rest = key.partition("/")
     if rest and group in _COSTS:

@@ -2,12 +2,13 @@
 
 import csv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedlab_runner.plots import clients
 from fedlab_runner.plots.clients import client_table, plot_clients, write_client_table
 
 
@@ -38,6 +39,16 @@ def test_picture(count: int, tmp_path: Path) -> None:
     assert plot_clients(tmp_path / "clients.png", cells, "a run")
     with Image.open(tmp_path / "clients.png") as picture:
         assert picture.width == round(2 * 4.4 * 150) and len(picture.convert("RGB").getcolors(2**24) or []) > 50
+
+
+def test_a_client_that_has_nothing_right_is_drawn_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(clients, "save", lambda figure, path: figures.append(figure))
+    cells = {"server/own": scores(0.0, 1.0), "client/own": scores(1.0, 0.0)}
+    assert plot_clients(tmp_path / "clients.png", cells, "a run")
+    (axes,) = figures[0].axes
+    for low, high in (axes.get_xlim(), axes.get_ylim()):
+        assert low < 0 and high > 1
 
 
 def test_nothing_is_drawn_without_two_models_on_the_same_examples(tmp_path: Path) -> None:

@@ -192,6 +192,10 @@ def test_a_setting_tried_on_one_seed_is_not_the_best_of_those_with_more(delays: 
     assert "no method shares 3 finished seeds with the best, FedAvg." in untested[0]
 
 
+def test_no_target_is_one_that_every_run_reaches() -> None:
+    assert tables.targets(grouping.group([run("fedavg", "none", 0, 0.011)]), []) == [0.01]
+
+
 def test_methods_that_tie_are_all_named() -> None:
     """Under one condition, and over several."""
     for delays in (["none"], ["none", "late"]):

@@ -27,6 +27,7 @@ from fedlab_runner.report import (
     curves,
     figures,
     markdown,
+    matrix_charts,
     page,
     published,
     significance,
@@ -481,16 +482,19 @@ def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
 
 
 def test_rounds_to_a_target_stand_beside_the_papers(tmp_path: Path) -> None:
-    """Infinitely many for a seed that does not get there; a run on its way has none yet."""
+    """Of a seed that does not get there no number is made; a run on its way has none yet."""
     fed = ("experiment=published/mcmahan", "rounds=3", "participation.cohort_size=10", "local.epochs=1")
     for seed, last in enumerate((0.98, 0.97)):
         write_run(tmp_path, *fed, "partition=iid", f"seed={seed}", rows=curve(0.1, 0.3, last, 0.96), small=False)
-    write_run(tmp_path, *fed, "partition=shards", rows=curve(0.1, 0.3, 0.4, 0.5), small=False)
+    for seed, last in enumerate((0.5, 0.98)):
+        write_run(tmp_path, *fed, "partition=shards", f"seed={seed}", rows=curve(0.1, 0.3, 0.4, last), small=False)
     write_run(tmp_path, *fed, "partition=iid", "local.epochs=5", rows=curve(0.1, 0.3, 0.98), small=False)
     text = written(tmp_path)["report.md"]
     row = "McMahan et al., E = 1, C = 0.1"
     found = cells(text, row)
-    assert found[:3] == ["**2 ± 0**<br>2 seeds", "87", "\N{MINUS SIGN}85"] and found[3].startswith("**inf**")
+    assert found[:3] == ["**2 ± 0**<br>2 seeds", "87", "\N{MINUS SIGN}85"]
+    assert found[3] == "never reached<br>1 of 2 seeds" and found[5] == "\N{EN DASH}"
+    assert "\\textit{never reached}" in written(tmp_path, for_latex=True)["tables.tex"]
     assert cells(text, "FedLab, E = 5, C = 0.1")[1] == "43" and "2 so far" not in text
 
 
@@ -511,6 +515,8 @@ def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     assert float(row["std"]) == pytest.approx(4.0) and row["std over"] == "rounds"
     seeds = published.load("feddle/table7")
     assert seeds is not None and "over seeds" in published.meant(seeds)
+    shown = [published._theirs(seeds, *each) for each in ((63.5, 3.27), (63.57, 3.2), (63.5, None))]
+    assert shown == ["63.50 ± 3.27", "63.57 ± 3.20", "63.5"]
 
 
 def test_a_table_must_say_what_its_deviations_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,6 +571,10 @@ def test_cells_of_the_evaluation_matrix_have_a_table_and_the_clients_picture(tmp
     assert "the client's own model is better than the server's for 67 % of the clients" in html.unescape(scatter)
     (marks,) = re.findall(r'class="mark" d="([^"]*)"', scatter)
     assert marks.count("M") == 3 and 'class="line"' not in scatter, "a marker for each client with both"
+    for path in tmp_path.glob("*/clients.csv"):
+        path.write_text("client,held_out,server/own,client/own\n0,0,0,0.5")
+    panel = matrix_charts._against_server(group(find([tmp_path]).runs), "client/own")
+    assert panel is not None and panel.x_range[0] < 0 and panel.y_range[1] > 100, "a marker at an end is drawn whole"
 
 
 def test_the_partition_is_told_of_all_clients_and_classes_whatever_their_names(tmp_path: Path) -> None:

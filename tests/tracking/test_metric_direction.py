@@ -19,7 +19,7 @@ LOWER = (
     *("cost/server_cache_mb", "time/round", "time/wall", "algorithm/selection_seconds", "rounds_to_target"),
     *("client/own_std", "server/unseen_weighted_std", "late/staleness_mean", "late/staleness_count/3"),
     *("updates/clipped", "updates/not_finite", "algorithm/coefficients_negative"),
-    *("algorithm/matching_cost", "algorithm/consensus_distance"),
+    *("algorithm/matching_cost", "algorithm/consensus_distance", "algorithm/objective"),
 )
 HIGHER = (
     *("test/accuracy", "server/own", "client/validation", "tuned/own_worst_decile", "accuracy"),
