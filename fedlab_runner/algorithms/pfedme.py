@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,11 @@ class PFedMe(Personal):
         y, theta = carrying.part(cohort.train(start, loss=loss, joined=carrying))
         own = torch.cat([theta, y[:, p:]], 1)
         return PersonalUpdate(*make_update(cohort.family, x, y, self.late_policy), own)
+
+    def client_models(self, state: PersonalState, fed: Federation, ids: np.ndarray) -> Tensor:
+        """The clients' thetas [k, D], with the statistics that stay at home."""
+        own, p = super().client_models(state, fed, ids), fed.family.num_params
+        return torch.cat([own[:, :p], fed.home.fill(own, ids)[:, p:]], 1)
 
     def operations(self, fed: Federation, local: float) -> float:
         return self.inner_steps * local
