@@ -73,7 +73,7 @@ class ClientHomes:
         return (~self.mask(family)[: family.num_params]).to(family.dtype) if self.acts else None
 
     def own(self, family: ModelFamily, mine: Tensor, theirs: Tensor) -> Tensor:
-        """Models [k, D] with the shared values of `theirs` [D] or [k, D] and the values at home of `mine` [k, D]."""
+        """Models with the shared values of `theirs` and the values at home of `mine`, both [D] or [k, D]."""
         return torch.where(self.mask(family), mine, theirs) if self.acts else theirs
 
     def sent(self, tensor: Tensor) -> int:

@@ -163,14 +163,16 @@ class Federation:
 
     def optimized(self, before: Tensor, after: Tensor) -> Tensor:
         """The server's next model [D] when an algorithm goes from `before` [D] to `after` [D]: the run's server
-        optimiser moves the parameters. If both have the same parameters, the optimiser takes no step.
+        optimiser moves the parameters that clients share. If both have the same parameters, the optimiser takes no
+        step.
 
         `ServerAlgorithm.round` calls it. An algorithm that makes several steps in a round calls it for each of them.
         """
         taken = self.server_steps.take(before, after)
-        if taken is not after:
-            self.metrics.count_server_flops(self.server_steps.operations)
-        return taken
+        if taken is after:
+            return after
+        self.metrics.count_server_flops(self.server_steps.operations)
+        return self.home.own(self.family, after, taken)
 
     def record_server_cache(self, values: int) -> None:
         """Sets how many values an algorithm keeps on the server besides its model; the run adds its optimiser's."""

@@ -27,6 +27,7 @@ from tests.helpers.toy import (
     algorithm,
     federation,
     few_rounds,
+    home,
     local,
     normed,
     run,
@@ -107,6 +108,19 @@ def test_only_parameters_follow_the_optimiser_and_a_run_resumes_to_the_same_bits
     other = run(built(name), again, ROUNDS - ROUNDS // 2, first=ROUNDS // 2, state=other)
     assert same(state, other) and fed.collect() == again.collect()
     assert same(fed.state_dict()["server_steps"]["moments"], again.state_dict()["server_steps"]["moments"])
+
+
+@pytest.mark.parametrize("optimizer", ACTING)
+@pytest.mark.parametrize("name", by_kind([name for name in STEPPING if algorithm(name).home_fault() is None]))
+def test_values_at_home_stay_in_the_servers_model_as_the_algorithm_leaves_them(
+    name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weight decay does not shrink them: FedBABU's head is the same random head always."""
+    fed = federation(**LATE, optimizer=server_optimizer(optimizer), home=home("norm"))
+    steps, at_home = watched(fed, monkeypatch), fed.home.mask(fed.family)
+    run(built(name), fed, ROUNDS)
+    assert any(not torch.equal(step.before, step.after) for step in steps)
+    assert all(torch.equal(step.taken[at_home], step.after[at_home]) for step in steps)
 
 
 @pytest.mark.parametrize("name", by_kind(STEPPING))
