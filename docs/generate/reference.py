@@ -46,9 +46,9 @@ GROUPS = {
     "client_split": Group(
         "Client splits",
         "A client split says on which of its examples a client trains, and on which it is validated and tested: see "
-        "[the evaluation matrix](../metrics.md#the-evaluation-matrix). The run refuses `client_split.test` where "
-        "several clients hold an example, and `natural` where training or test examples have no users or clients "
-        "share one.",
+        "[the evaluation matrix](../metrics.md#the-evaluation-matrix). The run refuses `client_split.test` and "
+        "`client_split.validation` where several clients hold an example, and `natural` where training or test "
+        "examples have no users or clients share one.",
     ),
     "delay": Group(
         "Delays",

@@ -13,6 +13,7 @@ from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.partitions.base import first_broken
 from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.rounding import rounded_down
 
 Lists = list[np.ndarray]  # N ascending int64 arrays of indices
@@ -57,7 +58,16 @@ def checked_split(rule: ClientSplit, owned: Sequence[np.ndarray], train: Example
 
 
 def set_aside(owned: Sequence[np.ndarray], sizes: np.ndarray, seed: int, purpose: Purpose) -> tuple[Lists, Lists]:
-    """The examples that each client keeps, and the `sizes` [N] examples set aside, drawn by each client's key."""
+    """The examples that each client keeps, and the `sizes` [N] examples set aside, drawn by each client's key.
+
+    `purpose` is VALIDATION or OWN_TEST. Raises UserError where several clients hold an example.
+    """
+    if sizes.any() and len(everything := np.concatenate(owned)) > len(np.unique(everything)):
+        use, instead = ("test", "; choose client_split=redealt") if purpose is Purpose.OWN_TEST else ("validation", "")
+        raise UserError(
+            f"client_split.{use} must be 0 where several clients hold an example: another client would train on "
+            f"it{instead}"
+        )
     kept, aside = [], []
     draws = zip(owned, sizes.tolist(), generators(seed, purpose, 0, np.arange(len(owned))), strict=True)
     for mine, size, rng in draws:

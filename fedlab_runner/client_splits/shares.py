@@ -8,7 +8,6 @@ import numpy as np
 from fedlab_runner.client_splits.base import ClientSplit, Parts, set_aside, share_of
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.datasets.examples import Examples
-from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import within
 
 
@@ -30,11 +29,6 @@ class Shares(ClientSplit):
         validating = share_of(self.validation, owned)
         tested = None
         if self.test:
-            if len(everything := np.concatenate(owned)) > len(np.unique(everything)):
-                raise UserError(
-                    "client_split.test must be 0 where several clients hold an example: another client would train on "
-                    "it; choose client_split=redealt"
-                )
             owned, tested = set_aside(owned, share_of(self.test, owned), seed, Purpose.OWN_TEST)
         kept, validation = set_aside(owned, validating, seed, Purpose.VALIDATION)
         return Parts(kept, validation, tested)

@@ -13,6 +13,7 @@ from fedlab_runner.client_splits.shares import Shares
 from fedlab_runner.config.build import build, conf_dir
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.experiment.setup import prepare
+from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 
 CHOICES: dict[str, ClientSplit] = {
@@ -82,6 +83,15 @@ def test_shares_are_of_all_examples_of_a_client() -> None:
     assert split(Shares(validation=0.0, test=0.0)).test is None, "no own test, not an empty one"
     alone = split(Shares(validation=0.25, test=0.0)).validation
     assert all(np.isin(mine, OWNED[i]).all() for i, mine in enumerate(alone))
+
+
+@pytest.mark.parametrize("rule", [Shares, Redealt])
+def test_clients_that_share_examples_set_none_aside_for_validation(rule: Any) -> None:
+    """Another client would train on them."""
+    keys, shared = {"test": 0.0} if rule is Shares else {}, [np.arange(9), np.arange(4, 20)]
+    with pytest.raises(UserError, match=r"^client_split\.validation must be 0 where several clients hold an example: "):
+        split(rule(validation=0.2, **keys), owned=shared)
+    assert list(map(list, split(rule(validation=0.0, **keys), owned=shared).train)) == list(map(list, shared))
 
 
 def test_natural_tests_are_those_of_the_clients_users() -> None:

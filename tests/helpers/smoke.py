@@ -139,6 +139,7 @@ def combination(number: int) -> list[str]:
     cells = [draw.choice(_cells(pick, held_out)) for _ in range(draw.choice([0, 1, 3]))]
     if pick["client_split"] == "shares" and any("own" in cell or "unseen" in cell for cell in cells):
         said.append("client_split.test=0.4")
+    validation = draw.choice([0.0, 0.0, 0.2])
     training = draw.choice(["local.epochs=1", "local.epochs=null local.steps=2", "local.epochs=2"])
     said += [
         f"seed={draw.randrange(100)}",
@@ -147,7 +148,7 @@ def combination(number: int) -> list[str]:
         f"local.batch_size={draw.choice([1, 2, 3, 7, 16, 64])}",
         "local.epochs=null local.steps=2" if pick["model"] in LARGE else training,
         f"threads={draw.choice([1, 2])}",
-        f"client_split.validation={draw.choice([0.0, 0.0, 0.2])}",
+        f"client_split.validation={0.0 if 'blocks' in pick['partition'] else validation}",
         f"label_noise={draw.choice([0.0, 0.0, 0.3])}",
         f"drop_empty={draw.choice(['true', 'true', 'false'])}",
         f"nonfinite={draw.choice(['stop', 'drop', 'zero'])}",
