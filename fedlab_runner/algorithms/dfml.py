@@ -107,10 +107,11 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
                 f"algorithm.fixed_aggregator must be an id below the number of clients ({fed.num_clients}), "
                 f"got {self.fixed_aggregator}"
             )
-        if self.fixed_aggregator in fed.held_out:
+        if self.fixed_aggregator not in fed.participants:
             raise UserError(
-                f"algorithm.fixed_aggregator must not be one of the clients that participation.held_out_clients draws "
-                f"({', '.join(map(str, fed.held_out))}), got {self.fixed_aggregator}"
+                f"algorithm.fixed_aggregator must be a client that trains, got {self.fixed_aggregator}, which has no "
+                "examples or is one of those that participation.held_out_clients draws; choose another id, such as "
+                f"{fed.participants[0]}"
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:

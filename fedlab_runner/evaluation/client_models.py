@@ -37,7 +37,7 @@ class ClientModels:
         self._seen: dict[tuple[str, int], Seen] = {}  # by the name under which models are evaluated, and client
 
     def evaluate(self, models: OwnModels, more: NamedModels) -> Scores:
-        """The mean metrics over the clients that are not held out.
+        """The mean metrics over the clients that may train.
 
         `more` models, by name, add their mean accuracy and loss as `<name>/accuracy` and `<name>/loss`.
         """
@@ -57,13 +57,10 @@ class ClientModels:
         return self._on_test("", self._fed.families, models, self._known)
 
     def _mean(self, scores: Sequence[Scores], key: str, architecture: int | None = None) -> float:
-        """The mean over the clients that are not held out, of all architectures or of one; NaN without such clients."""
-        out, count = set(self._fed.held_out.tolist()), len(self._fed.families)
-        values = [
-            score[key]
-            for client, score in enumerate(scores)
-            if client not in out and architecture in (None, client % count)
-        ]
+        """The mean over the clients that may train, of all architectures or of one; NaN without such clients."""
+        count = len(self._fed.families)
+        clients = [client for client in self._fed.participants.tolist() if architecture in (None, client % count)]
+        values = [scores[client][key] for client in clients]
         return sum(values) / len(values) if values else float("nan")
 
     def _on_test(

@@ -16,9 +16,9 @@ Moments = tuple[Tensor, ...]  # what an optimiser keeps from step to step, each 
 class ServerOptimizer(ABC):
     """An update rule on the server's trainable parameters [P]; it takes minus the algorithm's step as the gradient.
 
-    `Federation.optimized` calls it at each step and keeps the moments. Batch norm's statistics, which are no parameters,
-    and parameters at home stay as the algorithm leaves them. Both methods are pure: they write into none of their
-    tensors.
+    `Federation.optimized` calls it at each step and keeps the moments. Batch norm's statistics, which are no
+    parameters, and values at home stay as the algorithm leaves them. Both methods are pure: they write into none of
+    their tensors.
     """
 
     acts: ClassVar[bool] = True

@@ -30,6 +30,7 @@ from fedlab_runner.core.own_models import models_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.team import Team
 from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.mixed import KINDS, mixed, stacks
 from tests.helpers.toy import algorithm, evaluate, federation, local, mlp, normed, run, stacked, vectors
@@ -356,6 +357,13 @@ def test_a_fixed_aggregator() -> None:
         state = run(built, fed, 1, round, state)
     with pytest.raises(UserError, match=r"^algorithm\.fixed_aggregator must be an id below .* \(5\), got 5$"):
         dfml(fixed_aggregator=5).check(fed)
+    fed = federation([6, 0, 6, 6, 6], participation=UniformParticipation(2, None, 1))
+    assert len(fed.participants) == 3
+    message = r"^algorithm\.fixed_aggregator must be a client that trains, got {}, "
+    for never in (1, int(fed.held_out[0])):
+        with pytest.raises(UserError, match=message.format(never)):
+            dfml(fixed_aggregator=never).check(fed)
+    dfml(fixed_aggregator=int(fed.participants[-1])).check(fed)
 
 
 def test_the_aggregators_work_and_messages_are_counted() -> None:

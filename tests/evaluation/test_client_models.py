@@ -19,6 +19,7 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import run_in
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.errors import UserError
 from tests.evaluation.test_evaluator import evaluation
@@ -58,6 +59,16 @@ def test_metrics_are_means_over_clients_and_over_those_of_an_architecture(execut
     assert weighted == pytest.approx(found["test/accuracy"])
 
 
+def test_clients_that_never_train_do_not_count() -> None:
+    """Those that are held out, and those without examples (`drop_empty=false`)."""
+    fed = mixed((9, 0, 6, 12, 7, 0, 8, 5, 6), participation=UniformParticipation(2, None, 2))
+    found, each, ids = scores(fed), np.array(plain(fed)), fed.participants
+    assert 5 <= len(ids) <= 7 and not np.isin(ids, [1, 5, *fed.held_out]).any()
+    assert found["test/accuracy"] == pytest.approx(each[ids].mean())
+    for a in range(3):
+        assert found[f"test/accuracy_model/{a}"] == pytest.approx(each[ids[ids % 3 == a]].mean())
+
+
 @pytest.mark.parametrize("executor", [None, Vectorized(2, compile=False)])
 def test_only_models_that_changed_are_evaluated_and_equal_ones_once(executor: Any, monkeypatch: Any) -> None:
     fed = mixed(**({} if executor is None else {"executor": executor}))
@@ -91,7 +102,7 @@ def test_each_model_is_copied_once(executor: Executor, least: float, monkeypatch
     fed = federation([5] * 12, build=lambda: nn.Sequential(nn.Linear(5, 300), nn.Linear(300, 300)), executor=executor)
     models = {i: fed.family.init(i) for i in range(12)}
     of_models = ClientModels(evaluation(), fed, examined(fed))
-    of_models.evaluate({0: fed.family.init(12)}, {})  # counts a model's operations
+    of_models.evaluate(dict.fromkeys(range(12), fed.family.init(12)), {})  # counts a model's operations
     held = peak_bytes(lambda: of_models.evaluate(models, {})) / (8 * fed.family.size)
     assert 12 < held < 14
 
