@@ -254,6 +254,11 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ),
         ("debug=tiny", "debug is not in the default config: add it, as +debug=tiny"),
         (
+            "algorithm=fml model@algorithm.meme=dfml_cnn",
+            "model@algorithm.meme is not in the default config: add it, as +model@algorithm.meme=dfml_cnn",
+        ),
+        ("algorithm=fml model@algorithm.mem=mlp", "algorithm.mem is not a key: did you mean algorithm.meme?"),
+        (
             "+experiment=example",
             "cannot read '+experiment=example': the default config has the group: write exp",
         ),

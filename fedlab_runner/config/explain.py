@@ -244,11 +244,13 @@ def _composition(error: HydraException, arguments: Sequence[str]) -> str:
         if guess := _nested_choice(key, arguments):
             return f"{key} is not a group: did you mean {guess}?"
         absent = next((each for each in arguments if each.startswith(f"{key}=")), None)
-        if absent and key in groups():
+        others = known_keys([each for each in arguments if each != absent])
+        keys = [name for name in others if name.startswith("hydra") == key.startswith("hydra")]
+        group, _, package = key.partition("@")
+        if absent and group in groups() and package in ("", *keys):
             return f"{key} is not in the default config: add it, as +{absent}"
-        keys = [name for name in known_keys(arguments) if name.startswith("hydra") == key.startswith("hydra")]
         if key not in keys:
-            return schema.unknown_key(key, keys)
+            return schema.unknown_key(package or key, keys)
     found = re.match(r"Multiple values for (\S+)\. |force-add of config groups is not supported: '\++([^=]+)", message)
     group = found and (found[1] or found[2])
     if added := next((each for each in arguments if each[0] == "+" and each.strip("+").startswith(f"{group}=")), None):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,12 @@ CHOICES = (
     "aggregator",
     "home",
 )
+# Of each file of choices the overrides of a group at a place, group@place=choice, that its comments name.
+PLACED = [
+    (path.relative_to(CONF), each)
+    for path in sorted(CONF.rglob("*.yaml"))
+    for each in re.findall(r"\+?\w+@[\w.]+=\w+", "\n".join(re.findall("#.*", path.read_text())))
+]
 NEEDS_MORE = {"natural", "assigned_blocks", "random_blocks"}  # partitions of users and of feature blocks
 TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "rounds=1", "device=cpu")
 
@@ -113,6 +120,11 @@ def fit_blocks(cfg: DictConfig, model: Any) -> None:
         cfg.partition.classes = [sorted({c % 10 for c in mine}) for mine in cfg.partition.classes]
     else:
         cfg.partition.classes_per_client = 5
+
+
+@pytest.mark.parametrize(("path", "override"), PLACED, ids=str)
+def test_what_a_comment_says_to_write_composes(path: Path, override: str) -> None:
+    composed(f"{path.parts[0]}={Path(*path.parts[1:]).with_suffix('')}", override)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
