@@ -253,7 +253,8 @@ def test_the_papers_tables_are_there() -> None:
 
 
 WSM, IID, DIRICHLET = "loss._target_", "partition=iid", "partition=dirichlet"
-STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [  # what papers, or codes that they name, say of a setting
+# What papers, codes that they name, or the experiment's own comment say of a setting.
+STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     *((f"fedcda/{name}_fedlaw", (), {"algorithm.lr": 0.005}) for name in ("table1", "table1_shards", "table2")),
     *(
         (f"fedcda/table1_cifar{kind}_fedlaw", (f"dataset={dataset}",), {"algorithm.lr": lr})
@@ -279,6 +280,7 @@ STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [  # what papers, or
             *((each, "none.NoAugment") for each in ("table5", "table5_photographs", "table7")),
         )
     ),
+    ("late_clients", (), {"server_data._target_": "fedlab_runner.server_data.none.NoServerData"}),
     ("hyfem/mu2", ("algorithm.mu2=0.3",), {"algorithm.mu1": 0.1, "algorithm.mu2": 0.3}),
 ]
 
