@@ -59,6 +59,20 @@ def test_contributing_is_one_page_and_true() -> None:
         assert (ROOT / target).is_file()
 
 
+def test_a_published_table_of_rounds_names_the_metric_of_each_column() -> None:
+    """Else a report holds accuracies against numbers of rounds."""
+    tables = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf" / "paper").rglob("*.yaml"))]
+    of_rounds = [table for table in tables if table["unit"].startswith("rounds ")]
+    assert len(of_rounds) >= 2 and all("metric" in column for table in of_rounds for column in table["columns"])
+
+
+def test_no_two_rows_of_a_published_table_are_of_the_same_runs() -> None:
+    """A row is told by its choice, and by its target if it has one."""
+    for path in sorted((ROOT / "conf" / "paper").rglob("*.yaml")):
+        told = [(row["choice"], row.get("target")) for row in yaml.safe_load(path.read_text())["rows"]]
+        assert not [each for i, each in enumerate(told) if each in told[:i]], path
+
+
 def test_a_class_name_stands_for_one_thing() -> None:
     places = defaultdict(list)
     for path in MODULES:

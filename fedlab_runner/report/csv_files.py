@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlab_runner.report.grouping import SeedGroup, text
-from fedlab_runner.report.published import NONE, SEEDS, Paper, deviation_of, fits, ours_of
+from fedlab_runner.report.published import NONE, SEEDS, Paper, deviation_of, in_cell, ours_of
 from fedlab_runner.report.stats import mean, reached, std, total
 from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
 from fedlab_runner.tracking.summary import RULES
@@ -63,7 +63,7 @@ def _published(paper: Paper, groups: Sequence[SeedGroup]) -> list[dict[str, Any]
     found = []
     for row in paper.rows:
         for i, column in enumerate(paper.columns):
-            cells: list[SeedGroup | None] = [g for g in groups if fits(g, {**column, **row["choice"]})]
+            cells: list[SeedGroup | None] = [*in_cell(row, column, groups, groups)]
             for group in cells or [None]:
                 ours = [] if group is None else ours_of([group], column)
                 values = [paper.scale * each for each in ours]

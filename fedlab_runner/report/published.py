@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -89,6 +89,25 @@ def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
     return True
 
 
+def in_cell(
+    row: Mapping[str, Any], column: Mapping[str, Any], those: Iterable[SeedGroup], groups: Sequence[SeedGroup]
+) -> list[SeedGroup]:
+    """The settings of `those` that fit a cell.
+
+    If the row names a `target`, an algorithm and a round, their `evaluation.target` is the mean, over seeds, of what
+    that algorithm has in that round. It is None unless `groups` have exactly one setting of it in this column.
+    """
+    found = [group for group in those if fits(group, {**column, **row["choice"]})]
+    if "target" not in row:
+        return found
+    others = [group for group in groups if fits(group, {**column, "algorithm": row["target"]["algorithm"]})]
+    runs = [run for run in others[0].runs if not run.damaged] if len(others) == 1 else []
+    then = [(run.metric, each) for run in runs for each in run.rows if each["round"] == row["target"]["round"]]
+    values = [each[metric] for metric, each in then if metric in each]
+    target = mean(values) if values else None
+    return [replace(group, runs=[run.aiming(target) for run in group.runs]) for group in found]
+
+
 def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
     """The paper's table with the runs' values. A row that was run in several settings has several lines."""
     columns = [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
@@ -98,7 +117,7 @@ def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
         names = _variants(paper, mine)
         for variant in dict.fromkeys(names.values()) or {"": None}:
             those = [group for group in mine if names[id(group)] == variant]
-            cells = [[g for g in those if fits(g, {**column, **row["choice"]})] for column in paper.columns]
+            cells = [in_cell(row, column, those, groups) for column in paper.columns]
             lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
     tops = [
         max((cells[i] for _, cells, _ in lines if cells[i]), key=partial(_rank, column), default=[])
@@ -168,6 +187,8 @@ def _cells(
     if never := ours.count(math.inf):
         seeds = f"{never} of {count_of(len(ours), 'seed')}"
         mine = cell(states.NEVER_REACHED, seeds, *remarks(groups), muted=True)
+    elif not ours and "metric" in column and finished(groups):
+        mine = cell(NOTHING, *remarks(groups), muted=True)
     elif ours and "metric" in column:
         words = spread(ours, metric, deviation, digits)
         mine = cell(words, count_of(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
@@ -222,7 +243,7 @@ def ours_of(groups: Sequence[SeedGroup], column: Mapping[str, Any]) -> list[floa
 
 def _metric(run: Run, key: str) -> float:
     if key == TO_TARGET:
-        reached = run.summary.get(TO_TARGET)
+        reached = run.summary.get(TO_TARGET, math.nan)  # without a target
         return math.nan if not run.finished else math.inf if reached is None else float(reached)
     if not key.startswith(OVER_ROUNDS):
         return float(run.summary["at_best"].get(key, math.nan)) if run.finished else math.nan

@@ -144,6 +144,10 @@ class Run:
         found = self.config.get("evaluation")
         return found if isinstance(found, Mapping) else {}
 
+    def aiming(self, target: float | None) -> "Run":
+        """The same run with this `evaluation.target`; None: without one."""
+        return replace(self, config={**self.config, "evaluation": {**self.evaluation, "target": target}})
+
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
     """The runs of different folders with names of which no two are equal."""

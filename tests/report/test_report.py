@@ -498,6 +498,26 @@ def test_rounds_to_a_target_stand_beside_the_papers(tmp_path: Path) -> None:
     assert cells(text, "FedLab, E = 5, C = 0.1")[1] == "43" and "2 so far" not in text
 
 
+def test_the_target_of_a_row_is_what_another_algorithm_has_in_a_round(tmp_path: Path) -> None:
+    """The mean over its seeds, in the same column; no number is made without such a run, or where two settings fit."""
+    fed = ("experiment=dfml/table8", "dataset=cifar10", "partition=iid", "rounds=500", "evaluation.every=1")
+    write_run(tmp_path, *fed, "algorithm=dfml", rows=curve(*(i / 500 for i in range(501))), small=False)
+    found = "as decentralised FedAvg in round 100", "as decentralised FedAvg in round 500"
+    assert [cells(written(tmp_path)["report.md"], row)[0] for row in found] == ["\N{EN DASH}"] * 2
+    for seed, (then, end) in enumerate(((0.03, 0.3), (0.05, 0.5))):
+        rows = curve(*[0.01] * 100, then, *[0.1] * 399, end)
+        write_run(tmp_path, *fed, "algorithm=dec_fedavg", f"seed={seed}", rows=rows, small=False)
+    files = written(tmp_path)
+    assert [cells(files["report.md"], row)[:2] for row in found] == [
+        ["**20**<br>1 seed", "30"],
+        ["200<br>1 seed", "90"],
+    ]
+    rows = {row["row"]: row["mean"] for row in records(files["paper.csv"]) if row["seeds"] == "1"}
+    assert {row: float(mean) for row, mean in rows.items()} == dict(zip(found, (20, 200), strict=True))
+    write_run(tmp_path, *fed, "algorithm=dec_fedavg", "local.lr=0.5", rows=curve(*[0.7] * 501), small=False)
+    assert [cells(written(tmp_path)["report.md"], row)[0] for row in found] == ["\N{EN DASH}"] * 2
+
+
 def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     """FedCDA's over the last ten rounds of a run, Feddle's over seeds."""
     fed = ("experiment=fedcda/table2", "algorithm=fedavg", "partition.alpha=0.1", "rounds=12")
