@@ -23,9 +23,9 @@ from fedlab_runner.algorithms.shared.mutual_learning import (
 from fedlab_runner.algorithms.shared.pupils import Group, Step, _Networks, _Stacks
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.losses import WSM, losses
 from fedlab_runner.core.model_family import Batch
-from fedlab_runner.core.optimizer import Adam
+from fedlab_runner.core.optimizer import SGD, Adam
 from fedlab_runner.core.own_models import models_of
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.team import Team
@@ -118,11 +118,18 @@ def test_threads_share_the_models(taught: bool, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(again, several)
 
 
+@pytest.mark.parametrize(
+    ("builds", "optimizer"),
+    [(KINDS, Adam(0.9, 0.999, 1e-8, 0.01, decoupled=True)), (KINDS[::-1], SGD(0.9, False, 0.01))],
+    ids=["batch norm teaches", "batch norm learns"],  # Adam would enlarge the rounding of gradients before batch norm
+)
 @pytest.mark.parametrize("executor", [Loop(compile=False), Vectorized(2, compile=False)])
-def test_on_a_gpu_the_models_of_an_architecture_learn_in_one_call(executor: Executor) -> None:
+def test_on_a_gpu_the_models_of_an_architecture_learn_in_one_call(
+    executor: Executor, builds: Any, optimizer: Any
+) -> None:
     """Stacks, as a GPU has them, and networks, as a CPU has them, come to the same models."""
-    fed = mixed()
-    step = Step(Adam(0.9, 0.999, 1e-8, 0.01, decoupled=True), 0.5, 0.1)
+    fed = mixed(builds=builds)
+    step = Step(optimizer, 0.5, 0.1)
     found = []
     for kind in (lambda groups: _Stacks(groups, step, executor), lambda groups: _Networks(groups, step, Team())):
         pairs = zip(fed.families, stacks(fed), strict=True)
@@ -158,6 +165,19 @@ def test_a_part_learns_as_in_the_whole(stacked: bool, monkeypatch: pytest.Monkey
         )
         for mine, all_of_them, its in zip(found, whole, rows, strict=True):
             torch.testing.assert_close(mine, all_of_them[its], rtol=0, atol=1e-12)
+
+
+def test_students_alone_are_judged_by_the_labels() -> None:
+    """One student of two teachers; the losses have offsets [C] for the logits, as WSM's."""
+    z, offsets = torch.randn(3, 4, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    weights, targets = torch.tensor([[0.0, 0.3, 0.7]], dtype=torch.float64), torch.tensor([0, 1, 2, 4])
+    batch = Batch(torch.zeros(4, 1), targets, torch.ones(4, dtype=torch.bool), offsets)
+    kl = sum(
+        weights[0, q] * (F.softmax(z[q], -1) * (F.log_softmax(z[q], -1) - F.log_softmax(z[0], -1))).sum(-1)
+        for q in (1, 2)
+    )
+    wanted = (0.6 * losses(z[0], targets, offsets) + 0.4 * kl).mean()
+    torch.testing.assert_close(mutual_losses(z, batch, weights, 0.6, 0.4), wanted[None])
 
 
 def test_without_distillation_no_model_hears_of_another() -> None:

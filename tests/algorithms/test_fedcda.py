@@ -139,6 +139,16 @@ def test_a_memory_of_one_is_newest(strategy: str) -> None:
     torch.testing.assert_close(mine.params, newest.params, rtol=0, atol=1e-12)
 
 
+def test_the_choice_costs_the_products_of_the_models_that_may_be_chosen() -> None:
+    """2 P n (n + 1) operations for n cached models: three in the first round, six in the second."""
+    fed, built = federation([6, 6, 6]), fedcda(memory=2, batches=1)
+    state, gflops = None, []
+    for round in range(2):
+        state = run(built, fed, 1, round, state)
+        gflops.append(fed.collect()["cost/server_gflops"])
+    assert 1e9 * (gflops[1] - gflops[0]) == pytest.approx(2 * fed.family.num_params * (6 * 7 - 3 * 4))
+
+
 @pytest.mark.parametrize("build", [None, normed])
 def test_warm_up_is_fedavg_and_fills_the_caches(build: Any) -> None:
     kinds: dict[str, Any] = {**LATE, **({"build": build} if build else {})}

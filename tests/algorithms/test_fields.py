@@ -11,7 +11,10 @@ from tests.helpers.toy import algorithm
     ("name", "overrides", "message"),
     [
         ("fednova", {"mu": -1.0}, "mu must be >= 0, got -1.0"),
-        ("fednova", {"weighting": "length"}, "weighting must be one of size, uniform, got length"),
+        *(
+            (name, {"weighting": "length"}, "weighting must be one of size, uniform, got length")
+            for name in ("fednova", "scaffold", "qfedavg", "hyfem")
+        ),
         ("fedexp", {"eps": -1e-3}, "eps must be >= 0, got -0.001"),
         ("fedsam", {"rho": -0.1}, "rho must be >= 0, got -0.1"),
         ("fedsam", {"late_policy": "never"}, "late_policy must be one of delta, model, discard, got never"),
