@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner import train
 from fedlab_runner.config import build, listing
 from fedlab_runner.config.explain import explain
+from fedlab_runner.report.folders import find
 from fedlab_runner.utils import attempt, imports, signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
 from tests.helpers.crash import TINY
@@ -54,6 +55,18 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DictConfig]
 
 def folders() -> list[str]:
     return sorted(path.name for path in Path("outputs").glob("*") if path.is_dir())
+
+
+def test_a_run_belongs_to_all_experiments_that_asked_for_it(command: Command, stand_in: Any) -> None:
+    """Each once; a command without an experiment takes none away."""
+    Path("mine/experiment").mkdir(parents=True)
+    for name in ("table", "figure"):
+        Path(f"mine/experiment/{name}.yaml").write_text("# @package _global_\nnum_clients: 12\n")
+    stand_in(lambda cfg: 0.5)
+    for asked in ("experiment=table", "experiment=figure", "num_clients=12", "experiment=table"):
+        assert command("--config-dir=mine", asked) == (0, "")
+    (run,) = find([Path("outputs", *folders())]).runs
+    assert run.experiments == ["table", "figure"]
 
 
 def test_hydra_composes_a_command_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.files import append_line, write_text_atomically
 
 FOLDER = ".hydra"  # in the run's folder
+EXPERIMENTS = f"{FOLDER}/experiments.txt"  # the experiment of each command that asked for the run, one a line
 
 
 def overrides_of(hydra: Any, part: str = "task") -> list[str]:
@@ -21,8 +22,11 @@ def overrides_of(hydra: Any, part: str = "task") -> list[str]:
 
 
 def write(cfg: DictConfig) -> None:
-    """Writes the composed config, Hydra's own part, and the overrides of the current job."""
+    """Writes the composed config, Hydra's own part, and the overrides of the current job, and notes the experiment."""
     hydra: Any = HydraConfig.instance().cfg
-    folder = Path(hydra.hydra.runtime.output_dir) / FOLDER
+    run_folder = Path(hydra.hydra.runtime.output_dir)
+    folder = run_folder / FOLDER
     for name, part in {"config": cfg, "hydra": hydra, "overrides": hydra.hydra.overrides.task}.items():
         write_text_atomically(folder / f"{name}.yaml", OmegaConf.to_yaml(part))
+    if experiment := hydra.hydra.runtime.choices.get("experiment"):
+        append_line(run_folder / EXPERIMENTS, experiment)

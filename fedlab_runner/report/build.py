@@ -45,10 +45,10 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     mine = [
         each
         for each in groups
-        if any(run.choices.get("experiment") == experiment for run in each.runs) or (paper and paper.has(each))
+        if any(experiment in run.experiments for run in each.runs) or (paper and paper.has(each))
     ]
     if not mine:
-        names = sorted({run.choices.get("experiment", "none") for each in groups for run in each.runs})
+        names = sorted({name for each in groups for run in each.runs for name in run.experiments or ["none"]})
         raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
     return group(run for each in mine for run in each.runs)  # named again, because fewer keys distinguish these runs
 

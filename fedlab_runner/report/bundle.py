@@ -16,6 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from fedlab_runner.config.hydra_record import EXPERIMENTS
 from fedlab_runner.experiment import provenance
 from fedlab_runner.report import build, csv_files, ro_crate
 from fedlab_runner.report.folders import FoundRuns, find, records_of
@@ -38,6 +39,7 @@ RUN_FILES = {
     CONFIG: "the resolved config of the run",
     COMPOSED: "the config of a run that has not begun",
     CHOICES: "the choices of config files, and the overrides",
+    EXPERIMENTS: "the experiment of each command that asked for the run, one a line",
     "metrics.jsonl": "the metrics, an object a round; a function of the config",
     "timings.jsonl": "seconds, an object a round",
     "summary.json": "the objective, and the SHA-256 of metrics.jsonl",

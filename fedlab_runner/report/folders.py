@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlab_runner.config.hydra_record import EXPERIMENTS
 from fedlab_runner.config.run_id import without_volatile
 from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
@@ -30,6 +31,7 @@ from fedlab_runner.utils.untrusted import Unreadable
 
 MAX_MAGNITUDE = 1e100  # of a number; a larger one counts as NaN, because its sums and squares could overflow
 MAX_ERROR_CHARACTERS = 500  # of a job's error
+MAX_EXPERIMENTS = 100  # of a run, that a report knows
 _AGE = "[0-9]{1,9}"  # a staleness in a metric's key
 _Note = tuple[str | None, str | None]  # state and error of a job's record
 
@@ -78,8 +80,7 @@ def to_come(paths: Iterable[Path]) -> list[str]:
     """The overrides of the sweeps' jobs that have not begun, without those that all jobs of a sweep share."""
     found = []
     for sweep in (each for path in paths for each in _sweeps(path.resolve())):
-        jobs = records.to_come(sweep)
-        if jobs:
+        if jobs := records.to_come(sweep):
             everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if untrusted.are_texts(job.get("overrides")))]
             shared = set.intersection(*map(set, everyone)) if len(everyone) > 1 else set()
             found += [" ".join(each for each in job if each not in shared) or "(defaults)" for job in jobs]
@@ -169,14 +170,15 @@ def _read(folder: Path, noted: str | None, error: str | None) -> Run | None:
     config = _mapping(folder, "config.yaml") or _mapping(folder, ".hydra/config.yaml")
     if not config:
         return None
-    told = _mapping(folder, ".hydra/hydra.yaml").get("hydra")
-    hydra = told if isinstance(told, dict) else {}
+    hydra = told if isinstance(told := _mapping(folder, ".hydra/hydra.yaml").get("hydra"), dict) else {}
     starts = [start for start in _lines(folder, COMMANDS_FILE, untrusted.parse_json)[0] if isinstance(start, dict)]
     rows, damaged = _rows(folder)
+    choices = _choices(hydra)
+    asked = [*_lines(folder, EXPERIMENTS, lambda line: line.decode().strip())[0], choices.get("experiment", "")]
     run = Run(
         folder,
         config,
-        _choices(hydra),
+        choices,
         rows=rows,
         timings=_lines(folder, "timings.jsonl", _numbers)[0],
         commands=_texts(starts, "command") or _started(hydra),
@@ -184,6 +186,7 @@ def _read(folder: Path, noted: str | None, error: str | None) -> Run | None:
         noted=noted,
         error=error,
         pruned=bool(read_note(folder)),
+        experiments=list(dict.fromkeys(filter(None, asked)))[-MAX_EXPERIMENTS:],
     )
     _check(run)
     summary = _mapping(folder, SUMMARY)
@@ -235,11 +238,9 @@ def _damaged(folder: Path, summary: Mapping[str, Any], rounds: int) -> bool:
     if ended < rounds:  # the run was made longer and is running: its last rounds may have been run again
         return False
     hashed = hashlib.sha256()
-    try:
+    with suppress(FileNotFoundError):
         for line in islice(untrusted.lines(folder / METRICS), max(0, min(ended, sys.maxsize - 1) + 1)):
             hashed.update(line)
-    except FileNotFoundError:
-        pass
     return hashed.hexdigest() != str(digest)
 
 
@@ -254,8 +255,7 @@ def _warnings(summary: Mapping[str, Any], done: int) -> list[str]:
 def _mapping(folder: Path, name: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file, with unresolved interpolations; empty if there is no file."""
     try:
-        read = untrusted.read_json if name.endswith(".json") else untrusted.read_yaml
-        content = read(folder / name)
+        content = (untrusted.read_json if name.endswith(".json") else untrusted.read_yaml)(folder / name)
     except FileNotFoundError:
         return {}
     except Unreadable as fault:

@@ -68,7 +68,7 @@ def load(name: str) -> Paper | None:
 
 def papers(runs: Iterable[Run]) -> list[Paper]:
     """The tables that the experiments of these runs belong to."""
-    names = dict.fromkeys(name for run in runs if (name := run.choices.get("experiment")))
+    names = dict.fromkeys(name for run in runs for name in run.experiments)
     found = {paper.name: paper for name in names if (paper := load(name))}
     return [found[name] for name in sorted(found)]
 
@@ -76,9 +76,11 @@ def papers(runs: Iterable[Run]) -> list[Paper]:
 def fits(group: SeedGroup, wanted: Mapping[str, Any]) -> bool:
     """Whether a setting fits a cell, given by the keys of the column and the choice of the row."""
     for key, value in wanted.items():
-        place = key.rpartition("@")[2]
-        have = group.setting.get(place) if key != "experiment" else group.runs[0].choices.get(key)
-        if value == "out_of_domain":
+        have = group.setting.get(key.rpartition("@")[2])
+        if key == "experiment":
+            if not any(value in run.experiments for run in group.runs):
+                return False
+        elif value == "out_of_domain":
             if have in (None, "in_domain", "none"):
                 return False
         elif isinstance(value, int | float):

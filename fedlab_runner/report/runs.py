@@ -19,9 +19,10 @@ class Run:
     """A run's folder. `rows` and `timings` are the lines of `metrics.jsonl` and `timings.jsonl` up to a torn line.
 
     `choices`: the choice for each place of the config. `noted`: the state of the job in its sweep's record. `error`:
-    why the job failed, if the record says so. `warnings`: the run's own warnings about its result. `name_parts`: how
-    many parts at the end of the folder's path tell the run from all others. `digits`: the decimals with which a report
-    shows its objective; None: those that mean something in view of the deviation over seeds.
+    why the job failed, if the record says so. `warnings`: the run's own warnings about its result. `experiments`: those
+    of all commands that asked for the run. `name_parts`: how many parts at the end of the folder's path tell the run
+    from all others. `digits`: the decimals with which a report shows its objective; None: those that mean something in
+    view of the deviation over seeds.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Run:
     pruned: bool = False  # whether the rule `pruning` of its sweep ended the run
     damaged: bool = False  # whether the rows differ from those of its summary
     warnings: Sequence[str] = ()
+    experiments: Sequence[str] = ()
     name_parts: int = 1
     digits: int | None = None
 

@@ -19,6 +19,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from fedlab_runner import train
+from fedlab_runner.config.hydra_record import EXPERIMENTS
 from fedlab_runner.plots.partition import write_partition_table
 from fedlab_runner.report import (
     build,
@@ -496,6 +497,16 @@ def test_rounds_to_a_target_stand_beside_the_papers(tmp_path: Path) -> None:
     assert found[3] == "never reached<br>1 of 2 seeds" and found[5] == "\N{EN DASH}"
     assert "\\textit{never reached}" in written(tmp_path, for_latex=True)["tables.tex"]
     assert cells(text, "FedLab, E = 5, C = 0.1")[1] == "43" and "2 so far" not in text
+
+
+@pytest.mark.parametrize("last", ["dfml/table4", "dfml/table9"])
+def test_a_run_of_two_experiments_stands_in_the_tables_of_both(last: str, tmp_path: Path) -> None:
+    """Whichever asked for it last. Rows of Table 9 are chosen by their experiments."""
+    setting = ("algorithm=dfml", "dataset=cifar100", "partition=iid", "rounds=1", "evaluation.every=1")
+    folder = write_run(tmp_path, f"experiment={last}", "model=dfml/h1_cnn", *setting, rows=curve(0.1, 0.4), small=False)
+    (folder / EXPERIMENTS).write_text("dfml/table9\ndfml/table4\n")
+    rows = {(row["table"], row["row"]) for row in records(written(tmp_path)["paper.csv"]) if row["seeds"] == "1"}
+    assert rows == {("dfml/table4", "DFML"), ("dfml/table9", "WSM, cyclic alpha")}
 
 
 def test_the_target_of_a_row_is_what_another_algorithm_has_in_a_round(tmp_path: Path) -> None:

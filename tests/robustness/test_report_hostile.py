@@ -263,7 +263,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 FILES = (
     *("config.yaml", ".hydra/hydra.yaml", "metrics.jsonl", "summary.json", "timings.jsonl", "commands.jsonl"),
-    *("pruned.json", "partition.csv", "plots/partition.png"),
+    *(".hydra/experiments.txt", "pruned.json", "partition.csv", "plots/partition.png"),
 )
 
 
