@@ -36,8 +36,6 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
 from fedlab_runner.utils.system import SHARED_BY
 
-log = logging.getLogger("fedlab_runner")
-
 # At import, because a launcher's workers import only this module of the package before they compose.
 register_resolvers()
 config_files.register()
@@ -119,10 +117,8 @@ def job(cfg: DictConfig) -> float:
     except Exception as error:  # Hydra continues with the other jobs and reports nothing before the end
         if _requeued(error):
             raise SystemExit(0) from error
-        lines = explain(error, ())
-        if lines is None:
-            log.error("a fault of the program", exc_info=True)
-        record.end(states.FAILED, error=secrets.redacted("; ".join(lines or [repr(error)])))
+        lines = explain(error, ()) or [repr(error)]
+        record.end(states.FAILED, error=secrets.redacted("; ".join(lines)))
         raise
     record.end(states.FINISHED, objective)
     return objective

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from fedlab_runner.config.build import checked_run_id
 from fedlab_runner.config.explain import explain
@@ -44,7 +45,7 @@ def _validate(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
     loader = sweeper.hydra_context.config_loader
     found = defaultdict(list)
     for number, job in enumerate(jobs, 1):
-        for line in _faults(loader.load_sweep_config(sweeper.config, list(job))):
+        for line in _faults(loader.load_sweep_config(sweeper.config, list(job)), number - 1):
             found[line].append(number)
     for line, numbers in [*found.items()][:MAX_FAULTS]:
         first = f"job {numbers[0]}/{len(jobs)}"
@@ -54,9 +55,16 @@ def _validate(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
         _log.warning("and %d more faults", len(found) - MAX_FAULTS, extra=IN_SWEEP)
 
 
-def _faults(cfg: DictConfig) -> list[str]:
-    try:
-        checked_run_id(cfg)
-    except Exception as error:
-        return explain(error, ()) or []  # a fault of the program has its traceback when the job fails
+def _faults(cfg: DictConfig, number: int) -> list[str]:
+    """The faults of a job's config, whose values may take Hydra's number of the job, counted from 0 over all batches,
+    and its folder.
+    """
+    with open_dict(cfg):
+        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+    with mock.patch.object(HydraConfig.instance(), "cfg", None):
+        HydraConfig.instance().set_config(cfg)
+        try:
+            checked_run_id(cfg)
+        except Exception as error:
+            return explain(error, ()) or []  # a fault of the program has its traceback when the job fails
     return []

@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlab_runner.config.build import rounds_of, unchecked_fingerprint
+from fedlab_runner.config.explain import explain
 from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.sweep import progress, states
@@ -71,7 +72,9 @@ failures: list[BaseException] = []  # of the jobs of this command's grid, whose 
 
 
 class SweepCallback(Callback):
-    """Makes the folder of a sweep in the process that starts it, and drops the configs that Hydra would keep."""
+    """Makes the folder of a sweep in the process that starts it. When a job ends, it tells the traceback of a fault of
+    the program, and drops what Hydra would keep.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         streams.make_optional()
@@ -103,6 +106,18 @@ class SweepCallback(Callback):
         if config.hydra.mode == RunMode.MULTIRUN:
             job_return.cfg = job_return.hydra_cfg = None
             job_return.__class__ = GridReturn if is_grid(config.hydra) else QuietReturn
+            if isinstance(error := job_return._return_value, Exception):
+                if explain(error, ()) is None:
+                    _log.error("a fault of the program", exc_info=error)
+                _drop_traceback(error)
+
+
+def _drop_traceback(error: BaseException | None) -> None:
+    """Drops the tracebacks of an error and of those before it: their frames hold the job's data and models."""
+    if error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        _drop_traceback(error.__cause__)
+        _drop_traceback(error.__context__)
 
 
 def _quiet_optuna() -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -340,6 +341,23 @@ def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Swe
     assert code == 1 and "error: 2 of 2 jobs failed" in err
 
 
+def test_a_failed_job_leaves_nothing_in_memory_and_its_traceback_on_the_terminal(launch: Sweep) -> None:
+    models, left = list[weakref.ref[set[float]]](), []
+
+    def run(cfg: DictConfig) -> float:
+        left.append(sum(each() is not None for each in models))
+        model = {1.0}
+        models.append(weakref.ref(model))
+        try:
+            return model.pop() / 0
+        except ZeroDivisionError:
+            return min(model)
+
+    code, out, _ = launch(run, "seed=0,1,2")
+    assert (code, left) == (1, [0, 0, 0])
+    assert out.count("return model.pop() / 0") == out.count("return min(model)") == 3
+
+
 def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     """And is told before the first job, in whatever batches Hydra starts the jobs."""
     values, size = "local.lr=0.25,fast,-1,0.5", "hydra.sweeper.max_batch_size=3"
@@ -359,6 +377,19 @@ def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
 def test_some_faults_of_a_grid_stand_for_hundreds(launch: Sweep) -> None:
     _, out, _ = launch(lambda cfg: 0.5, f"rounds=1,{','.join(str(-each) for each in range(1, 9))}")
     assert out.count("will fail: rounds must be") == ahead.MAX_FAULTS and "and 3 more faults" in out
+
+
+def test_the_faults_of_a_grid_are_those_of_jobs_with_their_number_and_folder(launch: Sweep) -> None:
+    """Hydra gives a job both when it starts the job, in whatever batch: here the first job has a cohort of none."""
+    values = (
+        "participation.cohort_size=${hydra:job.num}",
+        "dataset=cifar10",
+        "dataset.root=${hydra:runtime.output_dir}/x",
+    )
+    _, out, _ = launch(lambda cfg: build.build(cfg).seed, "seed=0,1,2", *values, "hydra.sweeper.max_batch_size=1")
+    told = [line.split(": ")[1:] for line in out.splitlines() if "will fail" in line]
+    assert told == [["job 1/3 will fail", "participation.cohort_size must be >= 1, got 0"]]
+    assert [row.values() for row in records.read(only_folder())] == [[1.0, 2.0]]
 
 
 def test_an_interpolation_stays_in_a_job(launch: Sweep) -> None:
