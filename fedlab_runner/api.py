@@ -95,6 +95,9 @@ def compose(*overrides: str) -> DictConfig:
 def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
     """Runs or continues an experiment in a folder, by default `outputs/<run id>`. A finished run is only loaded.
 
+    A run sets PyTorch's settings and the global generators of its process, and puts them back. In threads of one
+    process a second `run`, `load` or `client_module` waits for the first: give runs side by side a process each.
+
     Raises UserError where config, data or folder do not allow the run, and Diverged.
     """
     return Result(*run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))

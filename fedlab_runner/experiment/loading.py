@@ -107,14 +107,10 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
             f"{folder} has no weights, neither {MODEL_FILE} nor a checkpoint: give its command again, with "
             "logger.save_model=true"
         )
-    threads = torch.get_num_threads()
-    try:
-        # on the CPU, client by client: the folder may come from another machine
-        with TemporaryDirectory() as place:
-            changed = _with(_writing_only_to(place, recorded), *overrides, "device=cpu")
-            prepared = prepare(replace(check(changed).build(), executor=Loop(compile=False)))
-    finally:
-        torch.set_num_threads(threads)  # the program's own
+    # on the CPU, client by client: the folder may come from another machine
+    with TemporaryDirectory() as place:
+        changed = _with(_writing_only_to(place, recorded), *overrides, "device=cpu")
+        prepared = prepare(replace(check(changed).build(), executor=Loop(compile=False)))
     simulation = prepared.simulation
 
     @cache

@@ -1,37 +1,54 @@
 """PyTorch's settings of a process that change numbers: a run has them as a command has them, not as its caller does."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 
+_TURN = threading.RLock()  # of the thread that has the process's settings
 _DEVICES = "cpu", "cuda"  # types of device on which a run may compute
+_CPU: Any = torch.backends.mkldnn  # torch has no types for it
+
+# How to read and to write a setting, and its usual value. Those of products hold for a CPU: a GPU has its own.
+_SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], object], Any]] = (
+    (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    *((partial(torch.is_autocast_enabled, x), partial(torch.set_autocast_enabled, x), False) for x in _DEVICES),
+    (partial(getattr, _CPU, "enabled"), partial(setattr, _CPU, "enabled"), True),
+    *(
+        (partial(getattr, product, "fp32_precision"), partial(setattr, product, "fp32_precision"), "ieee")
+        for product in (_CPU.matmul, _CPU.conv, _CPU.rnn)
+    ),
+)
 
 
 @contextmanager
 def usual_settings() -> Iterator[None]:
-    """A context, or a decorator of a function, with float32 as the default type, the CPU as the default device,
-    gradients, and no autocast.
+    """A context, or a decorator of a function, with float32 as the default type and all its bits in a CPU's products,
+    the CPU as the default device, gradients, and no autocast. The number of threads is afterwards as it was.
+
+    One thread of the process at a time is in it: the next one waits, for the settings are those of the process.
     """
-    dtype, autocast = torch.get_default_dtype(), [torch.is_autocast_enabled(device) for device in _DEVICES]
-    device = torch.get_default_device()
-    torch.set_default_dtype(torch.float32)
-    if elsewhere := device.type != "cpu":
-        torch.set_default_device(None)
-    for kind in _DEVICES:
-        torch.set_autocast_enabled(kind, False)
-    depth = _leave_autocast()
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
+    with _TURN, torch.inference_mode(False), torch.enable_grad():
+        threads, device = torch.get_num_threads(), torch.get_default_device()
+        before = [read() for read, _, _ in _SETTINGS]
+        if elsewhere := device.type != "cpu":
+            torch.set_default_device(None)
+        for _, write, usual in _SETTINGS:
+            write(usual)
+        depth = _leave_autocast()
+        try:
             yield
-    finally:
-        torch.set_default_dtype(dtype)
-        if elsewhere:
-            torch.set_default_device(device)
-        for kind, on in zip(_DEVICES, autocast, strict=True):
-            torch.set_autocast_enabled(kind, on)
-        for _ in range(depth):
-            torch.autocast_increment_nesting()
+        finally:
+            for (_, write, _), value in zip(_SETTINGS, before, strict=True):
+                write(value)
+            if elsewhere:
+                torch.set_default_device(device)
+            torch.set_num_threads(threads)
+            for _ in range(depth):
+                torch.autocast_increment_nesting()
 
 
 def _leave_autocast() -> int:
