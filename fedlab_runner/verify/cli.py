@@ -30,7 +30,7 @@ from fedlab_runner.verify import checks, environment
 from fedlab_runner.verify.compare import DIFFERENT
 from fedlab_runner.verify.configs import Settings
 from fedlab_runner.verify.own_code import allowed
-from fedlab_runner.verify.recompute import Recomputed, choose, recompute
+from fedlab_runner.verify.recompute import Recomputed, choose, recompute, rounds_of
 from fedlab_runner.verify.unpack import unpack
 
 TOLERANCE = 0.01  # one percentage point of an accuracy, one percent of another value
@@ -139,21 +139,22 @@ def _again(run: Run, settings: Settings, folder: Path, given: argparse.Namespace
         return False
     for line in _outcome(done):
         _show(f"{'':<12}{line}")
-    return done.comparison.verdict != DIFFERENT
+    return done.comparison.verdict != DIFFERENT and done.same_objective
 
 
 def _outcome(done: Recomputed) -> Iterator[str]:
     yield str(done.comparison)
     if done.objective is not None:
         there, here = done.objective
-        yield f"objective {there:.6g} there, {here:.6g} here"
+        verdict = "" if done.same_objective else f"{DIFFERENT}: "
+        yield f"{verdict}objective {there:.6g} there, {here:.6g} here"
     if done.same_partition is False:
         yield "the clients have other examples: partition.csv differs"
 
 
 def _size(run: Run, rounds: int | None) -> str:
     """The amount of computation, in words, with the time that it took on the other machine."""
-    last = run.done if rounds is None else min(rounds, run.done)
+    last = rounds_of(run, rounds)
     took = [row.get("time/wall", math.nan) for row in run.timings if row["round"] == last]
     return count_of(last, "round") + (f", which took {duration(took[0])} there" if took and took[0] >= 0 else "")
 

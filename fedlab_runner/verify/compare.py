@@ -16,14 +16,14 @@ class ValueDifference(NamedTuple):
 
     round: int
     metric: str
-    there: float
+    there: float | None
     here: float | None
-    size: float  # the difference to bound: absolute for a share, else relative; infinite without a number
+    size: float  # as `apart` gives it
 
     def __str__(self) -> str:
-        here = "no value" if self.here is None else f"{self.here:.6g}"
-        apart = f", {self.size:.2g} apart" if math.isfinite(self.size) else ""
-        return f"{self.metric} in round {self.round}: {self.there:.6g} there, {here} here{apart}"
+        there, here = ("no value" if each is None else f"{each:.6g}" for each in (self.there, self.here))
+        size = f", {self.size:.2g} apart" if math.isfinite(self.size) else ""
+        return f"{self.metric} in round {self.round}: {there} there, {here} here{size}"
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,38 @@ class Comparison:
         return f"{DIFFERENT}: {len(self.beyond)} of {self.values} values, the first {self.beyond[0]}"
 
 
-def compare(there: Sequence[Row], here: Sequence[Row], every: int, tolerance: float) -> Comparison:
+def compare(there: Sequence[Row], here: Sequence[Row], metric: str, every: int, tolerance: float) -> Comparison:
     """Compares the rows of a bundle with those of this machine. Row i of both belongs to round i.
 
-    Two numbers differ by |a - b| for a share of examples, such as an accuracy, and else by |a - b| / max(|a|, |b|).
-    Values that only this machine has do not count. Values that only the bundle has do not count in a round without a
-    due evaluation (`every`): a run evaluates in its last round too, and may have been made longer afterwards.
+    Values that only one of both has count as follows. Of those that only this machine has, the run's `metric` counts
+    in a round with a due evaluation (`every`): another version may have more metrics. Values that only the bundle has
+    do not count in a round without a due evaluation: a run evaluates in its last round too, and may have been made
+    longer afterwards.
     """
     assert len(there) <= len(here), "the run was computed for all rounds"
     values, largest, beyond = 0, None, []
     for old, new in zip(there, here, strict=False):
-        for metric, theirs in old.items():
-            ours = new.get(metric)
-            if ours is None and old["round"] % every:
+        due = old["round"] % every == 0
+        for name in [*old, *({metric} & new.keys() - old.keys() if due else ())]:
+            theirs, ours = old.get(name), new.get(name)
+            if ours is None and not due:
                 continue
             values += 1
-            if ours is not None and (ours == theirs or (math.isnan(ours) and math.isnan(theirs))):
-                continue
-            found = ValueDifference(old["round"], metric, theirs, ours, _size(metric, theirs, ours))
-            if largest is None or found.size > largest.size:
+            found = ValueDifference(old["round"], name, theirs, ours, apart(name, theirs, ours))
+            if found.size and (largest is None or found.size > largest.size):
                 largest = found
             if found.size > tolerance:
                 beyond.append(found)
     return Comparison(values, largest, beyond)
 
 
-def _size(metric: str, theirs: float, ours: float | None) -> float:
-    if ours is None or not (math.isfinite(ours) and math.isfinite(theirs)):
+def apart(metric: str, theirs: float | None, ours: float | None) -> float:
+    """How far two values of a metric differ: |a - b| for a share of examples, such as an accuracy, and else
+    |a - b| / max(|a|, |b|). Infinite where one alone is missing or is not finite.
+    """
+    if theirs == ours or (theirs is not None and ours is not None and math.isnan(theirs) and math.isnan(ours)):
+        return 0.0
+    if theirs is None or ours is None or not (math.isfinite(ours) and math.isfinite(theirs)):
         return math.inf
-    apart = abs(ours - theirs)
-    return apart if is_share(metric) else apart / max(abs(ours), abs(theirs))
+    size = abs(ours - theirs)
+    return size if is_share(metric) else size / max(abs(ours), abs(theirs))

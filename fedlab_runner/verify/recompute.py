@@ -16,7 +16,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import configs
-from fedlab_runner.verify.compare import Comparison, compare
+from fedlab_runner.verify.compare import Comparison, apart, compare
 
 NOTES = "executor.json"  # file of a run with its threads and executors
 
@@ -28,6 +28,7 @@ class Recomputed(NamedTuple):
     rounds: int
     same_partition: bool | None  # None: the bundle has no table of the partition
     objective: tuple[float, float] | None  # there and here; None if fewer rounds were computed
+    same_objective: bool  # within the tolerance, or not compared
 
 
 def choose(groups: Sequence[SeedGroup], wanted: str, draw: int) -> list[Run]:
@@ -52,12 +53,17 @@ def choose(groups: Sequence[SeedGroup], wanted: str, draw: int) -> list[Run]:
     return drawn[: int(wanted[:9])]
 
 
-def recompute(run: Run, settings: configs.Settings, folder: Path, rounds: int | None, tolerance: float) -> Recomputed:
-    """Computes `rounds` rounds (None: all recorded ones) of a run in a folder, and continues a run that is there.
+def rounds_of(run: Run, wanted: int | None) -> int:
+    """The number of rounds to compute: `wanted` (None: all) of the recorded ones that the run's config asks for."""
+    return min(run.done, run.rounds, run.done if wanted is None else wanted)
+
+
+def recompute(run: Run, settings: configs.Settings, folder: Path, wanted: int | None, tolerance: float) -> Recomputed:
+    """Computes `wanted` rounds (None: all) of a run in a folder, and continues a run that is there.
 
     Raises UserError and RunFailed as a run does.
     """
-    rounds = run.done if rounds is None else min(rounds, run.done)
+    rounds = rounds_of(run, wanted)
     start = bundle.last_start(run.folder)
     cfg = settings.config(configs.read(run.folder), rounds, start)
     components = check(cfg).build()
@@ -65,13 +71,15 @@ def recompute(run: Run, settings: configs.Settings, folder: Path, rounds: int | 
         set_threads(components.threads, folder)
         components.executor.adopt(run.folder / NOTES, folder)
     outcome = run_whole(folder, cfg)
-    every = components.evaluation.every
-    whole = rounds == run.done and run.finished
+    e = components.evaluation
+    whole = rounds == run.rounds and run.finished
+    objective = (float(run.summary["objective"]), float(outcome.summary["objective"])) if whole else None
     return Recomputed(
-        compare(_up_to(run.rows, rounds), outcome.metrics, every, tolerance),
+        compare(_up_to(run.rows, rounds), outcome.metrics, e.metric, e.every, tolerance),
         rounds,
         _same_partition(run.folder / PARTITION_FILE, folder / PARTITION_FILE),
-        (float(run.summary["objective"]), float(outcome.summary["objective"])) if whole else None,
+        objective,
+        objective is None or apart(e.metric, *objective) <= tolerance,
     )
 
 

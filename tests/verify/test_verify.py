@@ -22,6 +22,7 @@ from fedlab_runner.verify.recompute import choose
 from tests.helpers.bundles import contents, write
 from tests.helpers.composed import composed
 
+ACCURACY = "test/accuracy"  # the metric of the objectives
 Verify = Callable[..., tuple[int, str]]
 
 
@@ -123,20 +124,28 @@ def test_what_does_not_follow_is_found(
     assert code == 1 and words in text and "WRONG" in text
 
 
+def forge(outputs: Path, path: Path, change: Callable[[list[dict[str, float]]], object], rounds: int = 3) -> Path:
+    """A bundle in which metrics, summary, tables and hashes fit each other, and the metrics are invented. `rounds`:
+    those that its configs name.
+    """
+    shutil.copytree(outputs, path.parent / "outputs")
+    for run in sorted((path.parent / "outputs").glob("fed*-*")):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        change(rows)
+        text = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (run / "metrics.jsonl").write_text(text)
+        summary = json.loads((run / "summary.json").read_text())
+        summary["metrics_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        (run / "summary.json").write_text(json.dumps(summary | find([run]).runs[0].summary))
+        config = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(config.replace("rounds: 3\n", f"rounds: {rounds}\n"))
+    bundle.write(path, [path.parent / "outputs"])
+    return path
+
+
 @pytest.fixture(scope="module")
 def forged(outputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle in which metrics, summary, tables and hashes fit each other, and the metrics are invented."""
-    place = tmp_path_factory.mktemp("forged")
-    shutil.copytree(outputs, place / "outputs")
-    for run in sorted((place / "outputs").glob("fed*-*")):
-        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        lines[2] = re.sub(r'"test/accuracy": [0-9.]+', '"test/accuracy": 0.99', lines[2])
-        (run / "metrics.jsonl").write_text("".join(lines))
-        summary = json.loads((run / "summary.json").read_text())
-        summary["metrics_sha256"] = hashlib.sha256("".join(lines).encode()).hexdigest()
-        (run / "summary.json").write_text(json.dumps(summary | find([run]).runs[0].summary))
-    bundle.write(place / "forged.zip", [place / "outputs"])
-    return place / "forged.zip"
+    return forge(outputs, tmp_path_factory.mktemp("forged") / "b.zip", lambda rows: rows[2].update({ACCURACY: 0.99}))
 
 
 def test_invented_metrics_are_found_by_computing_them(forged: Path, verify: Verify) -> None:
@@ -148,6 +157,28 @@ def test_invented_metrics_are_found_by_computing_them(forged: Path, verify: Veri
     assert re.search(r"objective 0\.99 there, 0\.\d+ here", text)
     assert verify(forged, "--cells", 1, "--rounds", 1)[0] == 0, "the round before is as it was"
     assert verify(forged, "--cells", 1, "--tolerance", 0.999)[0] == 0
+
+
+def test_an_objective_of_other_evaluations_is_found(tmp_path: Path, verify: Verify) -> None:
+    """Those of the last round are no due ones here. The config may also name another last round than the run had."""
+    cfg = composed(
+        "algorithm=fedavg",
+        "delay=none",
+        "executor=loop",
+        "threads=1",
+        "rounds=3",
+        "evaluation.every=2",
+        "evaluation.summary=last",
+    )
+    run_in(tmp_path / "outputs" / run_id(cfg), cfg)
+    fewer, shorter = (tmp_path / name / "b.zip" for name in ("fewer", "shorter"))
+    forge(tmp_path / "outputs", fewer, lambda rows: rows[3].pop(ACCURACY))
+    forge(tmp_path / "outputs", shorter, lambda rows: rows[1].update({ACCURACY: 0.99}), rounds=1)
+    assert verify(fewer)[0] == verify(shorter)[0] == 0, "all files fit each other"
+    code, text = verify(fewer, "--cells", 1)
+    assert code == 1 and re.search(r"to the bit\n +DIFFERENT: objective 0\.\d+ there, 0\.\d+ here", text), text
+    code, text = verify(shorter, "--cells", 1)
+    assert code == 1 and re.search(r"DIFFERENT: 1 of \d+ values, the first test/accuracy in round 1: 0\.99", text), text
 
 
 def test_other_examples_are_named(bundled: Path, tmp_path: Path, verify: Verify) -> None:
