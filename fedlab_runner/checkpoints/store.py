@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from fedlab_runner.utils.digest import canonical
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import TEMPORARY, open_to_read, write_atomically
 from fedlab_runner.utils.run_files import OTHER_FOLDER
@@ -29,7 +30,7 @@ VERSION = 1  # of the format
 # The header, in JSON, holds the SHA-256 of the body, which torch.save writes. Other versions begin in the same way.
 _PREFIX = struct.Struct("<8sII32s")
 _NAME = re.compile(r"round_(\d{6,})\.pt")
-_HEADER = {"round", "sha256", "fingerprint_sha256", "fingerprint"}
+_HEADER = {"round", "sha256", "fingerprint"}
 _MAX_KEYS_SHOWN = 5
 
 
@@ -79,7 +80,7 @@ class CheckpointStore:
         """Writes the checkpoint of `round`, then removes older and later checkpoints and leftovers of a kill."""
         path = self._folder / f"round_{round:06d}.pt"
         payload = _portable(payload)
-        write_atomically(path, lambda file: _write(file, round, _plain(fingerprint), payload))
+        write_atomically(path, lambda file: _write(file, round, fingerprint, payload))
         kept = [other for other in self._newest_first() if _round(other) <= round][: self.keep]
         for other in {*self._newest_first(), *self._folder.glob(f"*{TEMPORARY}")} - set(kept):
             other.unlink(missing_ok=True)
@@ -98,10 +99,10 @@ class CheckpointStore:
         file and a file for which `find_damage(round, payload)` returns a reason. Raises UserError where no checkpoint
         is left, or where the newest whole one has another config or another format.
         """
-        reasons, ours = [], [_plain(each) for each in (fingerprint, *also)]
+        reasons = []
         for path in self._newest_first():
             try:
-                round, payload = _read(path, ours, device)
+                round, payload = _read(path, (fingerprint, *also), device)
             except _Damaged as damage:
                 reasons.append(f"{path} is damaged ({damage})")
             else:
@@ -118,10 +119,9 @@ class CheckpointStore:
         """Raises UserError, as `load` does, where the newest checkpoint with a whole header is of another fingerprint
         or another format.
         """
-        ours = [_plain(each) for each in (fingerprint, *also)]
         for path in self._newest_first():
             with suppress(_Damaged), open_to_read(path) as file:
-                _read_header(file, path, ours)
+                _read_header(file, path, (fingerprint, *also))
                 return
 
     def rounds(self) -> list[int]:
@@ -160,12 +160,7 @@ class _Hashing:
 def _write(file: BinaryIO, round: int, fingerprint: dict[str, Any], payload: Any) -> None:
     import torch
 
-    header = {
-        "round": round,
-        "sha256": "0" * 64,
-        "fingerprint_sha256": _digest(fingerprint),
-        "fingerprint": fingerprint,
-    }
+    header = {"round": round, "sha256": "0" * 64, "fingerprint": fingerprint}
     file.write(_head(header))  # has the length of the final header, which replaces it
     body = _Hashing(file)
     try:
@@ -203,7 +198,7 @@ def _read_header(file: BinaryIO, path: Path, fingerprints: Sequence[dict[str, An
     header = _parsed(lambda: json.loads(text))
     if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
         raise _Damaged("its header lacks keys")
-    if header["fingerprint_sha256"] not in map(_digest, fingerprints):
+    if _parsed(lambda: canonical(header["fingerprint"])) not in map(canonical, fingerprints):
         raise UserError(other_config(path, header["fingerprint"], fingerprints[0], path.parents[1]))
     return header
 
@@ -254,19 +249,10 @@ def _portable(payload: Any, known: dict[int, Any] | None = None) -> Any:
     return payload
 
 
-def _plain(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """The fingerprint as a file returns it: tuples have become lists."""
-    return cast(dict[str, Any], json.loads(json.dumps(fingerprint, sort_keys=True)))
-
-
-def _digest(fingerprint: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-
-
 def other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> str:
     """The line on a file, in a run's folder, of another fingerprint than ours."""
-    there, here = dict(_leaves(_plain(theirs))), dict(_leaves(_plain(ours)))
-    keys = [key for key in there | here if there.get(key, "absent") != here.get(key, "absent")]
+    there, here = dict(_leaves(theirs)), dict(_leaves(ours))
+    keys = [key for key in there | here if canonical(there.get(key, "absent")) != canonical(here.get(key, "absent"))]
     shown = [f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys]
     more = f" and {len(shown) - _MAX_KEYS_SHOWN} more" if len(shown) > _MAX_KEYS_SHOWN else ""
     return f"{path} is of another config: {', '.join(shown[:_MAX_KEYS_SHOWN])}{more}: {_remedy(folder)}"

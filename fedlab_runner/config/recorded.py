@@ -6,6 +6,7 @@ from typing import Any
 
 from fedlab_runner.config.run_id import stopping, without_volatile
 from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.digest import canonical
 from fedlab_runner.utils.run_files import CONFIG
 
 
@@ -29,13 +30,16 @@ def other_fingerprint(folder: Path, fingerprint: Mapping[str, Any] | None) -> di
     except (OSError, TypeError, ValueError):
         return None
     ours = () if fingerprint is None else (fingerprint, stopping(fingerprint))
-    return None if any(_same(theirs, each) for each in ours) else theirs
+    return None if canonical(theirs) in map(canonical, ours) else theirs
 
 
-def _same(value: Any, other: Any) -> bool:
-    """Whether two plain values are equal; true is not 1."""
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(_same(each, other[key]) for key, each in value.items())
-    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+def _same(recorded: Any, given: Any) -> bool:
+    """Whether a recorded plain value has the type and the value of a given one, or is the float of a given int: a key
+    that takes floats alone records 1 as 1.0. A key that takes both may tell a recorded 1 from a given 1.0.
+    """
+    if isinstance(recorded, dict) and isinstance(given, dict):
+        return recorded.keys() == given.keys() and all(_same(each, given[key]) for key, each in recorded.items())
+    if isinstance(recorded, list) and isinstance(given, list):
+        return len(recorded) == len(given) and all(map(_same, recorded, given))
+    alike = type(recorded) is type(given) or (type(recorded), type(given)) == (float, int)
+    return alike and bool(recorded == given)

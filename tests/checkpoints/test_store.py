@@ -19,6 +19,7 @@ from fedlab_runner.checkpoints import store as checkpoint_store
 from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.utils import signals
+from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import Interrupted, UserError
 from tests.helpers.paths import ROOT
 
@@ -218,6 +219,17 @@ def test_another_config_is_named_key_by_key(tmp_path: Path) -> None:
     assert "algorithm.mu (0.1 there, 0.2 here), seed (0 there, absent here), rounds (absent there, 3 here)" in message
     assert "round_000001.pt" in message and "hydra.run.dir" in message and "\n" not in message
     assert "betas (" not in message and "name (" not in message
+
+
+def test_configs_of_one_run_id_are_one_config(tmp_path: Path) -> None:
+    """A component may take any value, such as a library's keywords: 0 and 0.0 are one there, 1 and true are two."""
+    store, config = CheckpointStore(tmp_path, keep=2), {"rate": 0, "pair": [1, 2.5], "flag": True}
+    store.save(1, config, {})
+    same, other = {"rate": 0.0, "pair": (1.0, 2.5), "flag": True}, {**config, "flag": 1}
+    assert digest(config) == digest(same) != digest(other)
+    assert store.load(same) == (1, {})
+    with pytest.raises(UserError, match=r"of another config: flag \(True there, 1 here\): "):
+        store.check(other)
 
 
 def test_an_unknown_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
