@@ -54,7 +54,7 @@ class Result:
 
     folder: Path
     metrics: Sequence[Row]  # a row for the initial model and each round; a non-finite number is NaN
-    summary: Mapping[str, Any]  # as in summary.json
+    summary: Mapping[str, Any]  # as in summary.json; a non-finite number is NaN
     state: Any  # of the algorithm, after the last round
     simulation: Simulation  # algorithm, federation, test data: everything that decides the numbers
 

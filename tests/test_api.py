@@ -1,10 +1,12 @@
 """Experiments from Python: the documented example runs, and importing the package alone loads nothing heavy."""
 
 import doctest
+import json
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -55,6 +57,7 @@ def test_a_finished_run_is_loaded_with_its_state_and_a_longer_one_goes_on() -> N
     first = run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
     again = run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
     assert torch.equal(first.models, again.models) and list(first.metrics) == list(again.metrics)
+    assert first.summary == again.summary == json.loads(Path("x/summary.json").read_text())
     assert run(compose(*SMALL, "algorithm=fedbuff", "rounds=4"), "x").metrics[-1]["round"] == 4
     with pytest.raises(UserError, match=r"^rounds must be >= 4, got 2: the run in x has gone on so far"):
         run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
@@ -108,6 +111,11 @@ def test_a_program_that_uses_hydra_composes_too(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"did you mean local\.lr\?$"):
             compose("local.lrr=1")
         assert hydra.compose("theirs").mine == 1
+
+
+def test_threads_compose() -> None:
+    with ThreadPoolExecutor(3) as pool:
+        assert [cfg.seed for cfg in pool.map(compose, ["seed=1", "seed=2", "seed=3"])] == [1, 2, 3]
 
 
 def test_faults_are_one_line() -> None:

@@ -282,6 +282,15 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("dataset=CIFAR10", "dataset=CIFAR10 is not a choice: did you mean cifar10? choices: "),
         ("-m seed=0,1 hydra.run.dir=here", "hydra.run.dir is for a single run: hydra.sweep.dir is the folder of "),
         ("hydra.mode=MULTIRUN seed=0,1 hydra.run.dir=here", "hydra.run.dir is for a single run: hydra.sweep.dir "),
+        (
+            "-m hydra.sweeper.params={seed:1}",
+            "cannot read 'hydra.sweeper.params={seed:1}': write hydra.sweeper.params into an experi",
+        ),
+        (
+            "-m ++hydra.sweeper.params.seed=1",
+            "cannot read '++hydra.sweeper.params.seed=1': write hydra.sweeper.params into an experi",
+        ),
+        ("hydra.sweeper.params=x", "cannot read 'hydra.sweeper.params=x': write hydra.sweeper.params into an experi"),
         ("--list dataset delays", "--list shows one group, got dataset delays"),
         ("--config-dir=mine delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),
         ("hydra.searchpath=[mine] delay=other delay.shares=1", "delay.shares is not a key: did you mean delay.share?"),

@@ -49,6 +49,7 @@ MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user h
 # Errors of a folder that cannot be made because of its name: a file has that name, or /proc has no folders.
 NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 _ADDS_NULL = re.compile(r"\+[\w/@.]+=null")  # an override that adds no choice
+_SWEPT = re.compile(r"\+*hydra\.sweeper\.params\b")  # an override of what a sweep tries, null in Hydra's config
 READERS = (  # modules that read a config by recursion
     "antlr4.",
     "hydra.",
@@ -94,6 +95,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]
     if isinstance(error, MissingConfigException):
         return [_missing_choice(error)]
+    if (swept := next(filter(_SWEPT.match, arguments), None)) and _is_of_swept(error):
+        way = "write hydra.sweeper.params into an experiment file, or sweep over the key itself, as -m seed=0,1"
+        return [f"cannot read {swept!r}: {way}"]
     if isinstance(error, HydraException):
         return [_composition(error, arguments)]
     if isinstance(error, InterpolationResolutionError) and not _raised_in(unwrapped(error), "omegaconf."):
@@ -190,6 +194,12 @@ def _is_null_choice(argument: str) -> bool:
     group, _, given = argument.partition("=")
     defaults = untrusted.read_yaml(conf_dir() / "train.yaml")["defaults"]
     return _is_group(argument) and "null" in given.split(",") and {group: None} not in defaults
+
+
+def _is_of_swept(error: BaseException) -> bool:
+    """Whether Hydra refuses an override of `hydra.sweeper.params`, or OmegaConf fails at the null there."""
+    fails = type(error) in (AssertionError, AttributeError) and _raised_in(error, "omegaconf.")
+    return fails or (isinstance(error, HydraException) and "hydra.sweeper.params" in str(error))
 
 
 def _keys(value: Any, path: str) -> Iterator[str]:

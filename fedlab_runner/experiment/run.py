@@ -25,7 +25,7 @@ from fedlab_runner.experiment.pruner import Pruner
 from fedlab_runner.experiment.resuming import check_folder
 from fedlab_runner.experiment.setup import Prepared, prepare
 from fedlab_runner.tracking.jsonl import Row
-from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.tracking.recorder import DIGEST, Recorder
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils.attempt import Attempt
 from fedlab_runner.utils.digest import digest
@@ -135,9 +135,9 @@ def _run_locked(
         )
         artifacts.show_results(recorder, state, c.model.architectures()[0] if c.logger.save_model else None)
         rows, e = recorder.rows(), c.evaluation
-        summary = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
-        for warning in summary.get("warnings", []):
+        found = summarise(rows, e.metric, e.summary, e.last, e.every, c.rounds, e.target)
+        for warning in found.get("warnings", []):
             _log.warning("%s", warning)
-        # The last file that the run writes.
-        recorder.finish({"run_id": name, **summary, CODE_DIGEST: digest_of_code(code)})
-    return Outcome(folder, rows, summary, state, prepared.simulation)
+        summary = {"run_id": name, **found, CODE_DIGEST: digest_of_code(code)}
+        recorder.finish(summary)  # the last file that the run writes
+    return Outcome(folder, rows, {**summary, DIGEST: recorder.digest()}, state, prepared.simulation)

@@ -105,8 +105,8 @@ class Recorder:
         """Why the run cannot continue after `round`, whose rows had this digest; None where it can."""
         return self._metrics.find_damage(round, digest)
 
-    def digest(self, round: int) -> str:
-        """The SHA-256 of `metrics.jsonl` up to a round."""
+    def digest(self, round: int | None = None) -> str:
+        """The SHA-256 of `metrics.jsonl`, whole or up to a round."""
         return self._metrics.digest(round)
 
     def rows(self) -> list[Row]:
@@ -125,7 +125,7 @@ class Recorder:
         rows = ("at_best", "final")  # W&B has these values itself
         self._tracker.summary({key: value for key, value in summary.items() if key not in rows})
         self._tracker.finish(exit_code=0)
-        write_summary(self._folder, with_digest(summary, self._metrics.digest()))
+        write_summary(self._folder, with_digest(summary, self.digest()))
         if self._show_summary:
             self._console.show(ending(summary, short_path(self._folder), self._console.seconds))
 
