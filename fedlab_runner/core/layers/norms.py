@@ -64,7 +64,7 @@ def prepare_norms(module: nn.Module, autocast: torch.dtype | None) -> None:
         if autocast is not None and isinstance(norm, _NormBase | nn.LayerNorm | nn.GroupNorm):
             # torch's kernels take inputs of a lower precision than the layer's values and sum in the higher precision.
             # Under vmap they refuse such inputs.
-            norm.register_forward_pre_hook(_raise)
+            norm.register_forward_pre_hook(_raise, with_kwargs=True)
             norm.register_forward_hook(_lower)
 
 
@@ -79,10 +79,12 @@ def _with_cudnn(norm: nn.Module, inputs: Any, output: Any) -> None:
         torch.backends.cudnn.enabled = getattr(norm, _ENABLED)
 
 
-def _raise(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    own = next((value.dtype for value in [*norm.parameters(), *norm.buffers()]), inputs[0].dtype)
-    setattr(norm, _GIVEN, inputs[0].dtype)
-    return (inputs[0].to(own), *inputs[1:])
+def _raise(norm: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The first argument, by place or by name, is the layer's input."""
+    name, given = next(iter([*enumerate(inputs), *named.items()]))
+    own = next((value.dtype for value in [*norm.parameters(), *norm.buffers()]), given.dtype)
+    setattr(norm, _GIVEN, given.dtype)
+    return ((given.to(own), *inputs[1:]), named) if inputs else ((), named | {str(name): given.to(own)})
 
 
 def _lower(norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:

@@ -78,3 +78,11 @@ def test_an_error_in_a_norm_leaves_cudnn_enabled() -> None:
     with pytest.raises(AssertionError):
         norm(torch.ones(8))
     assert torch.backends.cudnn.enabled
+
+
+def test_autocast_raises_an_input_given_by_name() -> None:
+    norm, inputs = nn.LayerNorm(4), torch.randn(3, 4).bfloat16()
+    prepare_norms(norm, torch.bfloat16)
+    found = norm(input=inputs)
+    assert found.dtype is torch.bfloat16 and torch.equal(found, norm(inputs))
+    assert torch.equal(found, nn.LayerNorm(4)(inputs.float()).bfloat16())
