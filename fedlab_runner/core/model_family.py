@@ -17,7 +17,7 @@ from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.layers.kinds import batch_norms, drops_out, has_convolution, keeps_statistics
 from fedlab_runner.core.layers.norms import prepare_norms
-from fedlab_runner.core.layers.replacement import prepare
+from fedlab_runner.core.layers.replacement import cast, prepare
 from fedlab_runner.core.layers.tied import call, first_names, tied_names
 from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.normalize import Normalize
@@ -131,7 +131,7 @@ class ModelFamily:
         return self.__dict__ | {"compiled": {}}
 
     def _prepared(self) -> nn.Module:
-        module = self._build().to(self.device, self.dtype)
+        module = cast(self._build(), self.device, self.dtype)
         prepare_norms(module, self.autocast)
         return prepare(module, self.autocast)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedlab_runner.core.global_rng import own_generators, seeded
+from fedlab_runner.core.layers.replacement import cast
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import FunctionalModel, ModelFamily
 from fedlab_runner.utils.precision import full_precision
@@ -108,7 +109,7 @@ def _remembers(family: ModelFamily, inputs: Tensor) -> bool:
         with family.bound(own):
             if finite(family.module):
                 return False
-        return finite(family.build().to(family.device, family.dtype).eval())
+        return finite(cast(family.build(), family.device, family.dtype).eval())
     return False
 
 

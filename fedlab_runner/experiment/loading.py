@@ -18,7 +18,8 @@ from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config.build import check
 from fedlab_runner.config.run_id import VOLATILE, stopping
 from fedlab_runner.core.client_state import ClientStateStore
-from fedlab_runner.core.global_rng import kept_globals, own_generators
+from fedlab_runner.core.global_rng import CPU, kept_globals, own_generators
+from fedlab_runner.core.layers.replacement import cast
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.executors.loop import Loop
@@ -197,7 +198,7 @@ def _rows(store: CheckpointStore, read: Callable[[], R]) -> R:
 def _module(family: ModelFamily, values: Mapping[str, Tensor], folder: Path) -> nn.Module:
     """The network of a family with these values by name, in evaluation mode."""
     with own_generators():
-        module = family.build().to(family.dtype)
+        module = cast(family.build(), CPU, family.dtype)
     try:
         module.load_state_dict(dict(values))  # fills in batch norm's counters, which no model of a run has
     except RuntimeError as error:

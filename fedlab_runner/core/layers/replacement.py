@@ -1,7 +1,7 @@
 """Replaces PyTorch's layers by this package's in every model."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
@@ -23,14 +23,33 @@ CONVOLUTIONS = (SafeConv1d, SafeConv2d, SafeConv3d)  # this package's convolutio
 OURS = (Pooling, Linear, *CONVOLUTIONS, *BATCH_NORMS)  # all layers of this package
 
 
+def cast(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Moves a module, in place, to a device, its floats to `dtype` and its complex numbers to that precision.
+
+    `nn.Module.to` would drop imaginary parts.
+    """
+
+    def moved(value: Tensor) -> Tensor:
+        own = dtype if value.is_floating_point() else dtype.to_complex() if value.is_complex() else value.dtype
+        return value.to(device, own)
+
+    module._apply(moved)  # type: ignore[no-untyped-call]  # torch has no types for it
+    return module
+
+
 def prepare(module: nn.Module, autocast: torch.dtype | None = None) -> nn.Module:
     """Replaces, in place, the module's max poolings by `Pooling`, the convolutions that may meet a fault of oneDNN in
     the precision of `autocast` (None: their own), and its linear layers by `Linear` where that pays.
 
-    Raises ValueError if the module has layers that still have no sizes.
+    Raises ValueError if the module has layers that still have no sizes or trains complex parameters.
     """
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
         raise ValueError("the model has layers that still have no sizes, such as LazyLinear: give them sizes")
+    if name := next((name for name, p in module.named_parameters() if p.requires_grad and p.is_complex()), None):
+        raise ValueError(
+            f"the model's parameter {name} is complex, and a model's vector has floats: make it a float parameter "
+            "[..., 2], and compute with torch.view_as_complex(...)"
+        )
     for part in module.modules():
         if type(part) is nn.MaxPool2d:
             part.__class__ = Pooling
