@@ -74,3 +74,32 @@ def test_a_network_that_is_given_back_serves_another_model(build: object) -> Non
     assert kept[0] is kept[1]
     others = [SeparateModule(family, w)._module for w in models]
     assert others[0] is kept[0] and others[1] is not kept[0]
+
+
+def test_a_network_is_copied_with_what_it_keeps_of_its_last_call() -> None:
+    """An activation with its graph, or one of vmap's."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.kept = mlp(), dict[str, list[torch.Tensor]]()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.features = self.inner(inputs)
+            self.kept["logits"] = [self.features]
+            return self.features
+
+    family = model_family(Keeping)
+    inputs, w = federation().client_data.inputs[:7], family.init(0)
+    expected = family.predict(w, inputs)
+
+    def logits(params: torch.Tensor) -> torch.Tensor:
+        return family.evaluate(params, params[:0], inputs)
+
+    for call in (logits, lambda params: torch.func.vmap(logits)(params[None])):
+        call(w.clone().requires_grad_())
+        networks = [SeparateModule(family, w) for _ in range(2)]
+        for network in networks:
+            network.follow_mode()
+            assert torch.equal(network(inputs), expected)
+        assert networks[0]._module.features is not networks[1]._module.features
