@@ -21,6 +21,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.network_trial import try_network
+from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.models.blocks_cnn import BlocksCNN
 from fedlab_runner.models.blocks_mlp import BlocksMLP
 from fedlab_runner.models.blocks_resnet import BlocksResNet
@@ -87,9 +90,17 @@ MODELS = {
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 LARGE = {"resnet18 batch", "resnet18 group", "resnet18_torchvision on grey", "blocks_resnet"}
-every_small_model = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in MODELS]
-)
+LARGER = LARGE | {"resnet18_torchvision", "cnn_mcmahan"}
+
+
+def all_but(large: set[str]) -> pytest.MarkDecorator:
+    """Every model, the large ones where slow tests run."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.slow) if name in large else name for name in MODELS]
+    )
+
+
+every_small_model = all_but(LARGE)
 
 
 def build(name: str, num_classes: int = 5, seed: int = 0) -> nn.Module:
@@ -254,6 +265,16 @@ def test_vmap_of_training_equals_a_loop(name):
     norms = [key for key in buffers if key.endswith("running_mean")]
     assert bool(norms) == any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
     assert all((after[key] != buffers[key]).any() for key in norms)
+
+
+@all_but(LARGER)
+@pytest.mark.parametrize("autocast", [None, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+def test_the_trial_before_a_run_finds_no_fault(name, autocast):
+    """Nor does it keep models from training side by side."""
+    how = {"normalize": Normalize(None, None), "device": torch.device("cpu"), "autocast": autocast}
+    family, (inputs, _) = ModelFamily(lambda: build(name), 5, **how), examples(name, 4)
+    try_network(family, inputs)
+    assert family.alone is None and not family.draws and family.mixes == family.has_batch_norm
 
 
 def test_two_classes_with_a_reference_are_binary_logistic_regression():

@@ -26,3 +26,13 @@ def has_convolution(network: nn.Module) -> bool:
 def drops_out(network: nn.Module) -> bool:
     """Whether a layer drops values in training."""
     return any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in network.modules())
+
+
+def adapts_gradients(network: nn.Module) -> bool:
+    """Whether an embedding that trains gives its padding no gradient, or scales gradients by how often each vector
+    occurs in the minibatch.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    return any(
+        layer.weight.requires_grad and (layer.padding_idx is not None or layer.scale_grad_by_freq) for layer in layers
+    )
