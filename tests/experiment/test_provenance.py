@@ -73,7 +73,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
         "fedlab server_optimizer=sgd 'server_optimizer.lr=${local.lr}' 'local.weight_decay=${.momentum}'",
         "fedlab -m --config-dir mine local=slow,sgd experiment=own rounds=5",
         "fedlab -m seed=0,1 \"hydra.sweep.dir='sweeps, mine'\" 'hydra.sweep.subdir=${hydra.job.num}'",
-        "fedlab seed=0,1 hydra.mode=MULTIRUN hydra.run.dir=elsewhere",
+        "fedlab seed=0,1 hydra.mode=MULTIRUN hydra.sweep.dir=elsewhere",
     ],
 )
 def test_the_command_of_each_job_is_the_same_run(command: str, typed: Type) -> None:
