@@ -6,6 +6,7 @@ classes, as in every config.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner.api import compose
 from fedlab_runner.config import secrets
 from fedlab_runner.config.build import Checked, check, conf_dir
+from fedlab_runner.config.components import Components
 from fedlab_runner.config.faults import MAX_THREADS
 from fedlab_runner.config.run_id import VOLATILE
 from fedlab_runner.utils import untrusted
@@ -25,9 +27,12 @@ EXECUTORS = "fedlab_runner.executors"  # the package whose executors a bundle ma
 # The keys of VOLATILE, by who sets them.
 _HERE = ("logger", "checkpoint", "pruning")  # set by this module
 _COMPUTED = ("device", "threads", "executor")  # set by the person who verifies, else by the run's notes
-_DATA = tuple(key for key in VOLATILE if key.endswith((".root", ".cache", ".download")))
+_DATA = tuple(key for key in VOLATILE if key.endswith((".root", ".cache", ".download")))  # likewise
 _KEPT = ("rounds", "deterministic", "evaluation.target")  # harmless values of the bundle
 assert {*_HERE, *_COMPUTED, *_DATA, *_KEPT} == {*VOLATILE}, "each key that is not part of a run's id has its place"
+
+# Last words of the keys of files and folders, in every component: dataset.test_path, model.base.weights.
+PLACES = ("root", "cache", "path", "weights")
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def checked(values: Mapping[str, Any]) -> Checked:
 
 class Settings:
     """The settings of recomputation: `overrides` of the person who verifies, such as `device=cpu` or
-    `dataset.root=/data`.
+    `dataset.root=/data`. A place of files holds for each run whose config has its key.
 
     Raises UserError for a faulty override, or one of a key that decides the numbers.
     """
@@ -73,10 +78,12 @@ class Settings:
         self._given = {each.partition("=")[0] for each in overrides}
         if strange := next((key for key in self._given if not _may_be_set(key)), None):
             raise UserError(
-                f"{strange} cannot be set: only keys of {', '.join(_COMPUTED)} and places of data (dataset.root) can"
+                f"{strange} cannot be set: only keys of {', '.join(_COMPUTED)} and places of files (dataset.root, "
+                "delay.path, model.weights) can"
             )
-        self._data = OmegaConf.from_dotlist([each for each in overrides if each.partition("=")[0] in _DATA])
-        self._overrides = [each for each in overrides if each.partition("=")[0] not in _DATA]
+        places = [each.partition("=") for each in overrides if _is_place(each.partition("=")[0])]
+        self._places = {key: OmegaConf.from_dotlist([f"place={value}"]).place for key, _, value in places}
+        self._overrides = [each for each in overrides if not _is_place(each.partition("=")[0])]
         if self._overrides:
             _ = self._ours  # reports a faulty override before any computation
 
@@ -90,8 +97,7 @@ class Settings:
     @property
     def downloads(self) -> bool:
         """Whether the command allows the download of a data set."""
-        given = secrets.leaves(OmegaConf.to_container(self._data), "")
-        return any(key.endswith(".download") and value is True for key, value in given)
+        return any(key.endswith(".download") and value is True for key, value in self._places.items())
 
     def chooses(self, key: str) -> bool:
         """Whether the person who verifies has set this key, or one inside it."""
@@ -108,21 +114,12 @@ class Settings:
         recorded = None if self.chooses("executor") else executor(values.get("executor"))
         values["executor"] = recorded or self._ours["executor"]
         cfg = OmegaConf.create(values)
-        for key in _DATA:
-            node = OmegaConf.select(cfg, key.rpartition(".")[0])
-            last = key.rpartition(".")[2]
+        for key in (*_DATA, *self._places):
+            parent, _, last = key.rpartition(".")
+            node = OmegaConf.select(cfg, parent)
             if isinstance(node, DictConfig) and last in node:
-                node[last] = self._place(key, last, node)
+                node[last] = self._places[key] if key in self._places else _default(last, node)
         return cfg
-
-    def _place(self, key: str, last: str, node: DictConfig) -> Any:
-        """The place of data on this machine: given, else as in this machine's config, without downloads or caches."""
-        given = OmegaConf.select(self._data, key)
-        if given is not None:
-            return given
-        if last == "root":
-            return _roots().get(str(node.get("_target_")), node.root)
-        return False if last == "download" else None
 
 
 def executor(node: Any) -> dict[str, Any] | None:
@@ -148,7 +145,21 @@ def executor(node: Any) -> dict[str, Any] | None:
 
 
 def _may_be_set(key: str) -> bool:
-    return key in _DATA or _head(key) in _COMPUTED
+    return _is_place(key) or _head(key) in _COMPUTED
+
+
+def _is_place(key: str) -> bool:
+    """Whether a key, such as `dataset.root`, says where files are or whether to fetch them."""
+    head, last = key.partition(".")[0], key.rpartition(".")[2]
+    known = head in {field.name for field in fields(Components)} - {*_HERE, *_COMPUTED}
+    return known and (last == "download" or last.rpartition("_")[2] in PLACES)
+
+
+def _default(last: str, node: DictConfig) -> Any:
+    """The place of data in this machine's config, without downloads or caches."""
+    if last == "root":
+        return _roots().get(str(node.get("_target_")), node.root)
+    return False if last == "download" else None
 
 
 def _head(key: str) -> str:

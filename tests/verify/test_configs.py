@@ -1,6 +1,7 @@
 """Configs of strangers: nothing of a bundle is executed, written outside, sent or downloaded."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from fedlab_runner.config.build import check
-from fedlab_runner.config.run_id import VOLATILE
+from fedlab_runner.config.build import check, conf_dir
+from fedlab_runner.config.run_id import VOLATILE, without_volatile
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.verify import cli, configs
 from fedlab_runner.verify.configs import Settings
@@ -17,6 +18,7 @@ from tests.helpers.bundles import contents, write
 from tests.helpers.composed import composed
 from tests.robustness.test_report_hostile import HARM, spoilt
 
+RESNET = "fedlab_runner.models.resnet18_torchvision.TorchvisionResNet18"
 NOTED = {"threads": 2, "machine": {"processor": "Z80"}}
 
 
@@ -71,6 +73,45 @@ def test_who_verifies_decides_where_and_how() -> None:
         "compile": False,
     }
     assert Settings(["dataset.download=true"]).downloads and not Settings(["dataset.root=true"]).downloads
+
+
+ELSEWHERE = {
+    "dataset.test_path": ("dataset=csv", "dataset.path=/theirs", "dataset.target=ill"),
+    "delay.path": ("delay=from_file", "delay.path=/theirs"),
+    "topology.path": ("topology=edge_list", "topology.path=/theirs"),
+    "model.weights": ("model=resnet18_torchvision",),
+    "model.models.0.weights": ("model=mix", f"model.models=[{{_target_: {RESNET}, weights: /theirs}}]"),
+}
+
+
+def test_files_of_any_component_may_lie_elsewhere() -> None:
+    """Each key holds for the runs that have it."""
+    settings = Settings([f"{key}=/mine" for key in ELSEWHERE])
+    for key, choices in ELSEWHERE.items():
+        expected: Any = OmegaConf.create(values(*choices))
+        OmegaConf.update(expected, key, "/mine")
+        moved: Any = OmegaConf.to_container(settings.config(values(*choices), 2, NOTED))
+        assert without_volatile(moved) == without_volatile(OmegaConf.to_container(expected)), key
+
+
+def test_each_field_that_names_files_may_be_set() -> None:
+    """In the source, whatever the component: the argument of a function that opens it."""
+    choices = [path.read_text() for path in conf_dir().glob("*/*.yaml") if path.parent.name != "logger"]
+    folders = {name for text in choices for name in re.findall(r"^_target_: fedlab_runner\.(\w+)", text, re.MULTILINE)}
+    package = Path(configs.__file__).parents[1]
+    sources = [path.read_text() for folder in folders for path in (package / folder).glob("*.py")]
+    opened = r"(?:Path|folder|load_weights|decode_cached)\([^)]*?self\.([a-z]\w*)"
+    found = {name for text in sources for name in re.findall(opened, text)}
+    assert {"root", "path", "test_path", "weights"} <= found
+    assert [name for name in found if not configs._is_place(f"dataset.{name}")] == []
+
+
+@pytest.mark.parametrize(
+    "key", ["dataset.target", "dataset.name", "delay.draw", "model.name", "logger.root", "datset.root", "root"]
+)
+def test_a_key_of_no_file_cannot_be_set(key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key} cannot be set: only keys of .* and places of files"):
+        Settings([f"{key}=1"])
 
 
 @pytest.mark.parametrize("threads", [0, -1, 10**6, "2", True, None, 1.5])
