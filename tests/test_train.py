@@ -177,7 +177,7 @@ def test_every_choice_is_listed_with_what_it_is(group: str, capsys: pytest.Captu
     lines, folder = capsys.readouterr().out.splitlines(), build.conf_dir() / group
     choices = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
     assert {line.split()[0] for line in lines} == choices
-    assert all(len(line.split()) > 1 for line in lines)
+    assert all(len(line.split()) > 1 and line.count("(") == line.count(")") for line in lines), "whole sentences"
 
 
 def test_the_groups_are_listed(

@@ -4,6 +4,8 @@ import inspect
 import re
 import textwrap
 
+from fedlab_runner.config import listing
+
 LINE_LENGTH = 100  # characters
 MAX_CODE_LENGTH = 60  # characters of code in backticks that stay on one line
 # A space before a sign that would start a list, a heading or a quotation at the start of a line.
@@ -31,7 +33,7 @@ def paragraphs(docstring: str | None) -> list[str]:
 
 
 def first_sentence(docstring: str | None) -> str:
-    return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraphs(docstring)[0])[0]
+    return listing.first_sentence(paragraphs(docstring)[0])
 
 
 def wrapped(text: str) -> str:

@@ -63,12 +63,12 @@ def _about(path: Path) -> str:
     except (OSError, untrusted.Unreadable) as fault:
         return str(fault)
     if comment := re.match(r"(?:# @.*\n)?((?:# .*\n)+)", text):
-        return _first_sentence(re.sub(r"^# ", "", comment[1], flags=re.MULTILINE))
+        return first_sentence(re.sub(r"^# ", "", comment[1], flags=re.MULTILINE))
     target = re.search(r"^_target_: (\S+)", text, re.MULTILINE)
     module, _, name = (target[1] if target else "").rpartition(".")
     for node in ast.walk(_source(module, path)):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return _first_sentence(ast.get_docstring(node) or "")
+            return first_sentence(ast.get_docstring(node) or "")
     return ""
 
 
@@ -85,5 +85,6 @@ def _source(module: str, choice: Path) -> ast.Module:
     return ast.Module([], [])
 
 
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split()))[0]
+def first_sentence(text: str) -> str:
+    """The text up to the first full stop that no initial has, as in T. Dinh."""
+    return re.split(r"(?<=\.)(?<!\b[A-Z]\.)\s+(?=[A-Z`])", " ".join(text.split()))[0]

@@ -153,7 +153,9 @@ def sweep_id(overrides: Iterable[str], params: Iterable[str] = ()) -> str:
     covers the config's own `params`: once they have changed, the table of a sweep is another one.
     """
     overrides = sorted(overrides)
-    names = [line.partition("=")[0].rpartition(".")[2] for line in overrides if re.search(r"=.*[,(]", line)]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    varying = [line for line, each in zip(overrides, parsed, strict=True) if each.is_sweep_override()]
+    names = [line.partition("=")[0].rpartition(".")[2] for line in varying]
     names += [line.replace("=", "-") for line in overrides if line.startswith("hparams_search=")]
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', '_'.join(names))[:60] or 'sweep'}-{digest([*overrides, *sorted(params)])}"
 

@@ -507,6 +507,7 @@ def test_the_id_is_readable_and_does_not_depend_on_the_order() -> None:
     assert name.startswith("algorithm_std_seed-") and name == callback.sweep_id(reversed(GRID))
     assert name != callback.sweep_id([*GRID[:2], "seed=0,1,2"])
     assert callback.sweep_id(["seed=range(3)"]).startswith("seed-")
+    assert callback.sweep_id(["evaluation.matrix=[a,b]", "x='a,b(c)'", "seed=0,1"]).startswith("seed-"), "lists stay"
     assert callback.sweep_id(["hparams_search=optuna"]).startswith("hparams_search-optuna-")
     assert "/" not in callback.sweep_id(["+a/b@c.d=1,2"])
 
