@@ -9,7 +9,13 @@ import torch
 
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.delays.base import Delay, drawn_delays
-from fedlab_runner.participation.base import Participation, asked_clients, reporting_clients
+from fedlab_runner.participation.base import (
+    Participation,
+    asked_clients,
+    cohort_size,
+    never_asked,
+    reporting_clients,
+)
 
 
 class Starts(NamedTuple):
@@ -34,7 +40,8 @@ class RoundClock:
         self._participation, self._delay, self._seed = participation, delay, seed
         # [N], the round in which each client's last update arrives: never for a client that cannot start
         self._due = np.where(num_examples > 0, -1, np.iinfo(np.int64).max)
-        self.held_out = participation.held_out(generator(seed, Purpose.HELD_OUT_CLIENTS), num_clients)
+        self.cohort_size = cohort_size(participation, num_clients)  # how many report, if enough clients are idle
+        self.held_out = never_asked(participation, generator(seed, Purpose.HELD_OUT_CLIENTS), num_clients)
         self._due[self.held_out] = np.iinfo(np.int64).max
         self._delays = (
             drawn_delays(delay, generator(seed, Purpose.DELAY), np.arange(num_clients))
@@ -47,7 +54,7 @@ class RoundClock:
         num_clients = len(self._due)
         idle = np.flatnonzero(self._due < round)
         policy = self._participation
-        asked = asked_clients(policy, generator(self._seed, Purpose.COHORT, round), idle, num_clients)
+        asked = asked_clients(policy, generator(self._seed, Purpose.COHORT, round), idle, num_clients, round)
         if self._delays is None:
             delays = drawn_delays(self._delay, generator(self._seed, Purpose.DELAY, round), asked)
         else:
@@ -65,13 +72,8 @@ class RoundClock:
     def sample(self, round: int, clients: np.ndarray) -> np.ndarray:
         """The clients of `clients` that take part in a round without late clients."""
         rng = generator(self._seed, Purpose.COHORT, round)
-        ids = asked_clients(self._participation, rng, clients, len(self._due))
+        ids = asked_clients(self._participation, rng, clients, len(self._due), round)
         return reporting_clients(self._participation, ids, np.zeros(len(ids), np.int64))[0]
-
-    @property
-    def cohort_size(self) -> int:
-        """How many clients report from each round, if enough are idle."""
-        return self._participation.cohort(len(self._due))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs."""

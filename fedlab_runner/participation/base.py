@@ -17,8 +17,8 @@ HeldOut = int | float  # a number of clients, or with a decimal point a share of
 class Participation(Protocol):
     """Which clients the server asks to train in a round, and whose updates it uses.
 
-    A policy is a pure function of its fields and its generator, which the run derives from (seed, round): the cohort is
-    the same in every executor and after a resume.
+    A policy is a pure function of its fields, the round and its generator, which the run derives from (seed, round):
+    the cohort is the same in every executor and after a resume.
     """
 
     @abstractmethod
@@ -33,8 +33,9 @@ class Participation(Protocol):
         """K, the number of `num_clients` clients that report from each round if enough clients are idle."""
 
     @abstractmethod
-    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
-        """The distinct ids of the clients that the server asks, int64 [n] in the order of sampling.
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int) -> np.ndarray:
+        """The distinct ids of the clients that the server asks in `round`, counted from 0: int64 [n] in the order of
+        sampling.
 
         They are some of `idle`, the ascending ids of the clients that have examples and owe no update; none if `idle`
         is empty.
@@ -55,9 +56,29 @@ class Participation(Protocol):
         return ids, delays
 
 
-def asked_clients(policy: Participation, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+def cohort_size(policy: Participation, num_clients: int) -> int:
+    """K of a policy. Raises UserError where it breaks the contract of `Participation.cohort`."""
+    size = policy.cohort(num_clients)
+    right = isinstance(size, int | np.integer) and 1 <= size <= num_clients
+    require(right, policy, "cohort", f"a whole number from 1 to {num_clients}", size)
+    return int(size)
+
+
+def never_asked(policy: Participation, rng: np.random.Generator, num_clients: int) -> np.ndarray:
+    """The clients that a policy holds out. Raises UserError where they break the contract of
+    `Participation.held_out`.
+    """
+    ids = policy.held_out(rng, num_clients)
+    right = _some_of(np.arange(num_clients), ids) and bool((np.diff(ids) > 0).all())
+    require(right, policy, "held_out", f"ascending ids, int64 [n], of the {num_clients} clients", ids)
+    return ids
+
+
+def asked_clients(
+    policy: Participation, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int
+) -> np.ndarray:
     """The clients that a policy asks. Raises UserError where they break the contract of `Participation.sample`."""
-    ids = policy.sample(rng, idle, num_clients)
+    ids = policy.sample(rng, idle, num_clients, round)
     require(_some_of(idle, ids), policy, "sample", f"distinct ids, int64 [n], of the {len(idle)} idle clients", ids)
     return ids
 

@@ -37,6 +37,6 @@ class FixedParticipation(Participation):
     def cohort(self, num_clients: int) -> int:
         return len(self.clients)
 
-    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int) -> np.ndarray:
         wanted = np.array(self.clients, dtype=np.int64)
         return wanted[np.isin(wanted, idle)]

@@ -44,7 +44,7 @@ class OverSelection(Participation):
     def cohort(self, num_clients: int) -> int:
         return self.cohort_size
 
-    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int) -> np.ndarray:
         return rng.choice(idle, min(rounded_up(self.factor * self.cohort_size), len(idle)), replace=False)
 
     def reporting(self, ids: np.ndarray, delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -50,5 +50,5 @@ class UniformParticipation(Participation):
         assert size is not None
         return size
 
-    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int) -> np.ndarray:
         return rng.choice(idle, min(self.cohort(num_clients), len(idle)), replace=False)

@@ -1,5 +1,6 @@
 """The clients that start and the updates that arrive: Feddle's asynchronous simulation (section 3)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,32 @@ def test_delays_are_drawn_once_per_client_or_at_each_dispatch() -> None:
 
     assert all(len(values) == 1 for values in delays("client").values())
     assert any(len(values) > 1 for values in delays("dispatch").values())
+
+
+@dataclass(frozen=True)
+class Shifts(Participation):
+    """A trace of availability: client i is there in the rounds r with r % 3 == i % 3."""
+
+    def check(self, num_clients: int) -> None: ...
+
+    def cohort(self, num_clients: int) -> int:
+        return 2
+
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int) -> np.ndarray:
+        there = idle[idle % 3 == round % 3]
+        return rng.permutation(there)[: self.cohort(num_clients)]
+
+
+def test_a_participation_may_depend_on_the_round() -> None:
+    """Also where a run foresees its rounds, continues, and has no server."""
+    time, resumed = (clock(Shifts(), ConstantDelay(rounds=1, draw="client")) for _ in range(2))
+    foreseen = [starts.ids.tolist() for starts in time.ahead(0, 12)]
+    first = [time.start(round).ids.tolist() for round in range(6)]
+    resumed.load_state_dict(time.state_dict())
+    assert [*first, *(resumed.start(round).ids.tolist() for round in range(6, 12))] == foreseen
+    for round, ids in enumerate(foreseen):
+        alone = clock(Shifts()).sample(round, np.arange(30)).tolist()
+        assert len(ids) == len(alone) == 2 and all(client % 3 == round % 3 for client in (*ids, *alone))
 
 
 def test_cohorts_and_delays_depend_on_the_seed_alone() -> None:

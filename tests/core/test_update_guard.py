@@ -196,7 +196,7 @@ class Everyone(Participation):
     def cohort(self, num_clients: int) -> int:
         return num_clients - 1  # without a server one aggregates
 
-    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int) -> np.ndarray:
+    def sample(self, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int) -> np.ndarray:
         return idle
 
 

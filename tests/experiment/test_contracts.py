@@ -20,7 +20,7 @@ from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.delays.base import drawn_delays
 from fedlab_runner.homes.base import Keeping
 from fedlab_runner.lr_schedules.base import factor_of
-from fedlab_runner.participation.base import asked_clients, reporting_clients
+from fedlab_runner.participation.base import asked_clients, cohort_size, never_asked, reporting_clients
 from fedlab_runner.partitions.base import dealt
 from fedlab_runner.server_data.checks import reserved
 from fedlab_runner.topologies.base import drawn_links
@@ -58,7 +58,15 @@ def delays(mine: Any) -> Any:
 
 
 def asked(mine: Any) -> Any:
-    return asked_clients(mine, rng(), np.array([1, 4, 7]), 9)
+    return asked_clients(mine, rng(), np.array([1, 4, 7]), 9, 0)
+
+
+def size(mine: Any) -> Any:
+    return cohort_size(mine, 3)
+
+
+def held_out(mine: Any) -> Any:
+    return never_asked(mine, rng(), 3)
 
 
 def reporting(mine: Any) -> Any:
@@ -139,6 +147,14 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (asked, "sample", np.array([1, 5]), "got numpy int64 [2] from 1 to 5"),
     (asked, "sample", np.array([8]), "got numpy int64 [1] from 8 to 8"),
     (asked, "sample", np.array([1.0]), "got numpy float64 [1]"),
+    (size, "cohort", 0, "a whole number from 1 to 3, got 0"),
+    (size, "cohort", 4, "got 4"),
+    (size, "cohort", 3.0, "got 3.0"),
+    (held_out, "held_out", [0], "ascending ids, int64 [n], of the 3 clients, got a list of 1"),
+    (held_out, "held_out", np.array([3]), "got numpy int64 [1] from 3 to 3"),
+    (held_out, "held_out", np.array([-1]), "got numpy int64 [1] from -1 to -1"),
+    (held_out, "held_out", np.array([1, 1]), "got numpy int64 [2] from 1 to 1"),
+    (held_out, "held_out", np.array([1, 0]), "got numpy int64 [2] from 0 to 1"),
     (
         reporting,
         "reporting",
@@ -236,6 +252,8 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
         (delays, "sample", np.array([0, 5, 2])),
         (asked, "sample", np.array([7, 1])),
         (asked, "sample", np.array([], np.int64)),
+        (size, "cohort", 3),
+        (held_out, "held_out", np.array([0, 2])),
         (reporting, "reporting", (np.array([1]), np.array([3]))),
         (partition, "split", RIGHT),
         (partition, "split", [np.array([0, 1]), np.array([0, 1]), np.array([1])]),  # clients may share examples
