@@ -1,5 +1,6 @@
 """Holds what a data set gives against its contract."""
 
+import math
 from typing import Any
 
 import torch
@@ -14,15 +15,20 @@ def loaded(dataset: Dataset, seed: int) -> Data:
     """The data of a data set. Raises UserError where they break the contract of `Dataset.load`."""
     data = dataset.load(seed)
     require(isinstance(data, Data), dataset, "load", "a Data", data)
+    names = data.class_names
+    right = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    require(right, dataset, "load", "as class_names a tuple of texts", names)
     for part in ("train", "test"):
         _check_examples(dataset, part, getattr(data, part), len(data.class_names))
     like, images = data.train.inputs, data.train.inputs.ndim == 4
     same = data.test.inputs.dtype == like.dtype and data.test.inputs.shape[1:] == like.shape[1:]
     require(same, dataset, "load", "test.inputs of the shape and type of train.inputs", data.test.inputs)
-    for name in ("mean", "std"):
+    for name, above, words in (("mean", -math.inf, "finite numbers"), ("std", 0, "finite numbers > 0")):
         value = getattr(data, name)
         right = value is None if not images else value is not None and len(value) in (1, 3, like.shape[1])
         require(right, dataset, "load", f"as {name} a number for each channel, or None for features", value)
+        within = all(above < each < math.inf for each in (() if value is None else value))
+        require(within, dataset, "load", f"as {name} {words}", value)
     return data
 
 
@@ -32,6 +38,7 @@ def _check_examples(dataset: Dataset, part: str, examples: Examples, classes: in
     stored = stored and (inputs.ndim == 2 or inputs.shape[2] == inputs.shape[3])
     words = f"{part}.inputs as a tensor, uint8 [n, channels, side, side] or float32 [n, features]"
     require(stored, dataset, "load", words, inputs)
+    require(len(inputs) > 0, dataset, "load", f"one example or more as {part}", inputs)
     if inputs.ndim == 2:
         require(bool(inputs.isfinite().all()), dataset, "load", f"finite {part}.inputs", inputs)
     n = len(inputs)

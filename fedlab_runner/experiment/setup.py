@@ -2,12 +2,10 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +30,7 @@ from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.delays.base import drawn_delays
 from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
+from fedlab_runner.experiment.component_faults import faults, model_faults
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.models.base import Architecture
@@ -42,6 +41,7 @@ from fedlab_runner.server_data.checks import reserved
 from fedlab_runner.topologies.base import check_participants, drawn_links
 from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
+from fedlab_runner.utils.contract import require
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.determinism import repeat_exactly
 from fedlab_runner.utils.errors import UserError
@@ -80,17 +80,17 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     seed_globals(CPU, c.seed)
     keep_freed_memory()
     threads = set_threads(c.threads, folder)
-    with _faults("dataset", c.dataset):
+    with faults("dataset", c.dataset):
         data = loaded(c.dataset, c.seed).thinned(c.train_fraction, c.seed)
-    with _model_faults(c.model, data):
+    with model_faults(c.model, data):
         data, stored = _fitted(data, c.model), data
     server_data, rest = _server_data(c, data, stored)
     del stored  # frees its memory
-    with _faults("evaluation", c.evaluation):
+    with faults("evaluation", c.evaluation):
         data = _tested(c.evaluation.held_out, data, rest, c.seed)
-    with _faults("", c):
+    with faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
-    with _faults("partition", c.partition):
+    with faults("partition", c.partition):
         users = None if train.users is None else train.users.numpy()
         strata = train.strata.numpy()
         split = dealt(c.partition, strata, users, c.num_clients, generator(c.seed, Purpose.PARTITION))
@@ -98,37 +98,38 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         if isinstance(c.partition, BlockPartition):
             blocks = c.partition.owned(strata, c.num_clients, generator(c.seed, Purpose.PARTITION))
             split = with_their_blocks(split, blocks, train.present)
+    require(any(map(len, split)), c.partition, "split", "some client an example", split)
     if c.drop_empty and (empty := sum(not len(part) for part in split)):
         _log.warning("%d of %d clients got no examples and do not take part (drop_empty)", empty, len(split))
         split = [part for part in split if len(part)]
     device = device_of(c.device)
     if device.type != "cpu":
         repeat_exactly(c.deterministic)
-    with _model_faults(c.model, data):
+    with model_faults(c.model, data):
         families = model_families(c, data, device, len(split))
     if any(family.has_batch_norm for family in families) and c.local.batch_size == 1:
         raise UserError("local.batch_size must be > 1 for a model with batch norm, got 1")
     test = data.test._replace(inputs=data.test.inputs.to(device), targets=data.test.targets.to(device))
-    with _faults("client_split", c.client_split):
+    with faults("client_split", c.client_split):
         parts = checked_split(c.client_split, split, data.train, data.test, c.seed)
-    with _faults("augment", c.augment):
+    with faults("augment", c.augment):
         client_data = ClientData(train.inputs, train.targets, parts.train, device, augment=c.augment)
     inputs, targets = client_data.inputs, client_data.targets
     for family in families if len(inputs) else []:
-        with _faults("model", c.model):
+        with faults("model", c.model):
             try_network(family, inputs)
     for family in families:
-        with _faults("executor", c.executor):
+        with faults("executor", c.executor):
             c.executor.check(family)
     validation = ClientData(inputs, targets, parts.validation, device) if any(map(len, parts.validation)) else None
     client_tests = None
     if parts.test is not None:  # labels without noise
         inputs, targets = (test.inputs, test.targets) if parts.from_test_set else (inputs, data.train.targets)
         client_tests = ClientData(inputs, targets, parts.test, device)
-    with _faults("participation", c.participation), _faults("delay", c.delay):
+    with faults("participation", c.participation), faults("delay", c.delay):
         clock = RoundClock(client_data.num_examples, c.participation, c.delay, c.seed)
         delays = drawn_delays(c.delay, generator(c.seed, Purpose.DELAY), np.arange(client_data.num_clients))
-    with _faults("topology", c.topology):
+    with faults("topology", c.topology):
         topology = draw_topology(c, delays)
     most = max(
         [*client_data.num_examples, *(len(each) for each in server_data.values() if each is not None)], default=0
@@ -153,14 +154,14 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     )
     if topology is not None:
         check_participants(topology, fed.participants)
-    with _faults("aggregator", c.aggregator):
+    with faults("aggregator", c.aggregator):
         c.aggregator.check(fed.cohort_size)
-    with _faults("algorithm", c.algorithm):
+    with faults("algorithm", c.algorithm):
         check_blocks(c.algorithm, fed)
         c.algorithm.check(fed)
-    with _faults("analysis", c.analysis):
+    with faults("analysis", c.analysis):
         c.analysis.check(c.algorithm, fed)
-    with _faults("evaluation", c.evaluation):
+    with faults("evaluation", c.evaluation):
         check_matrix(c.evaluation, c.algorithm, fed)
     given = _digest(train, data.test, split, server_data, delays if topology is None else topology)
     simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, given)
@@ -194,7 +195,7 @@ def _server_data(c: Components, data: Data, stored: Data) -> tuple[dict[str, Ser
     for node in SERVER_DATA:
         source = getattr(c, node)
         try:
-            with _faults(node, source):
+            with faults(node, source):
                 found[node], data = reserved(source, data, stored, c.seed)
         except UserError as error:  # the source names the usual config node, not this one
             raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
@@ -271,30 +272,3 @@ def draw_topology(c: Components, delays: np.ndarray) -> np.ndarray | None:
     linked = drawn_links(c.topology, generator(c.seed, Purpose.TOPOLOGY), len(delays))
     _log.info("topology: %s", describe(linked))
     return linked
-
-
-@contextmanager
-def _faults(node: str, component: Any) -> Iterator[None]:
-    """Turns a component's ValueError into a UserError. A field's name at its beginning becomes the field's full key."""
-    try:
-        yield
-    except ValueError as error:
-        message = str(error)
-        if re.split(r"[ .]", message)[0] in {field.name for field in fields(component)}:
-            message = f"{node}.{message}".removeprefix(".")
-        raise UserError(message) from error
-
-
-@contextmanager
-def _model_faults(model: Architecture | Mix, data: Data) -> Iterator[None]:
-    """As `_faults`. Given feature vectors, a fault of the image's form names the models that take them."""
-    try:
-        with _faults("model", model):
-            yield
-    except UserError as error:
-        if data.train.inputs.ndim == 2 and str(error).startswith(("model.channels ", "model.image_size ")):
-            raise UserError(
-                f"model must take vectors of {count_of(data.train.inputs.shape[1], 'feature')}, which are no images: "
-                "choose model=logistic or model=mlp, with null channels and image_size"
-            ) from error
-        raise

@@ -37,6 +37,7 @@ NUMBERS = IMAGES._replace(inputs=torch.zeros(3, 1))
 ARRAYS, TEXTS = IMAGES._replace(inputs=np.zeros((3, 1), np.float32)), IMAGES._replace(targets=["a text"] * 600)
 NAMES = IMAGES._replace(targets=np.array(["a", "b", "a"]))
 NO_CLASS, TWO_USERS = IMAGES._replace(targets=torch.tensor([0, -100, 1])), IMAGES._replace(users=torch.tensor([0, 1]))
+NOBODY = IMAGES.select(torch.zeros(3, dtype=torch.bool))
 CHAIN = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)  # 0 - 1 - 2
 
 
@@ -217,6 +218,11 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
         replace(PICTURES, train=TWO_USERS),
         "train.users as a tensor, int64 [3]",
     ),
+    (data, "load", replace(PICTURES, class_names=(0, 1)), "as class_names a tuple of texts, got a tuple of 2"),
+    (data, "load", replace(PICTURES, class_names="ab"), "as class_names a tuple of texts, got 'ab'"),
+    (data, "load", replace(PICTURES, test=NOBODY), "one example or more as test, got torch uint8 [0, 1, 4, 4]"),
+    (data, "load", replace(PICTURES, std=(0.0,)), "as std finite numbers > 0, got a tuple of 1"),
+    (data, "load", replace(PICTURES, mean=(NAN,)), "as mean finite numbers, got a tuple of 1"),
     (data, "load", replace(PICTURES, mean=None), "as mean a number for each channel, or None for features, got None"),
     (server_data, "reserve", served(inputs=torch.zeros(3, 1, 4, 4)), "as the clients', torch uint8 [3, 1, 4, 4]"),
     (

@@ -1,7 +1,9 @@
 """What a run says of its images and its model before it trains."""
 
 import logging
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from fedlab_runner.config.build import build
@@ -41,3 +43,20 @@ def test_one_line_says_where_images_lose_channels_or_pixels(caplog, data, model,
 def test_a_model_of_images_given_feature_vectors_names_the_models_that_take_them(form) -> None:
     with pytest.raises(UserError, match=r"^model must take vectors of 2 features, .*: choose model=logistic or model="):
         prepared("dataset.features=2", *form)
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """A partition that gives no client an example."""
+
+    def split(
+        self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        return [np.empty(0, np.int64)] * num_clients
+
+
+@pytest.mark.parametrize("drop_empty", [True, False])
+def test_a_partition_that_gives_nobody_an_example_is_one_line(drop_empty: bool) -> None:
+    components = build(composed(*ALONE, f"drop_empty={drop_empty}", small=False))
+    with pytest.raises(UserError, match=r"^Nobody.split must give some client an example, got a list of 12$"):
+        prepare(replace(components, partition=Nobody()))
