@@ -4,10 +4,13 @@ Each choice is a frozen dataclass in a file of this folder, with conf/analysis/<
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.utils.contract import is_number, require
 
 Memory = TypeVar("Memory")  # None, or dicts, lists and NamedTuples of tensors and plain values, for checkpoints
 
@@ -35,3 +38,28 @@ class Analysis(Protocol[Memory]):
 
         The method must not write into `memory` and `state`.
         """
+
+
+@dataclass(frozen=True)
+class CheckedAnalysis(Analysis[Any]):
+    """An analysis whose results are held against the contract: `observe` raises UserError where they break it."""
+
+    analysis: Analysis[Any]
+
+    def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
+        self.analysis.check(algorithm, fed)
+
+    def init(self) -> Any:
+        return self.analysis.init()
+
+    def observe(
+        self, memory: Any, state: Any, algorithm: Algorithm[Any], fed: Federation
+    ) -> tuple[Any, dict[str, float]]:
+        found = self.analysis.observe(memory, state, algorithm, fed)
+        pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
+        require(pair, self.analysis, "observe", "the next memory and a dict of metrics", found)
+        for key, value in found[1].items():
+            named = isinstance(key, str) and key.startswith("analysis/")
+            require(named, self.analysis, "observe", "metrics whose keys begin with analysis/", key)
+            require(is_number(value), self.analysis, "observe", f"a number as {key}", value)
+        return found

@@ -56,6 +56,10 @@ def convert_node(node: Mapping[str, Any], hint: Any, path: str, errors: list[str
         names, must = ", ".join(lacking), "the class must define each method of its base class"
         errors.append(f"{path}._target_ {node['_target_']!r} lacks {names}: {must}")
         return dict(node)
+    if taken := [field.name for field in dataclasses.fields(cls) if _is_of_base(field.default)]:
+        names = f"{', '.join(taken)}, which its base class has for itself: give the field another name"
+        errors.append(f"{path}._target_ {node['_target_']!r} has a field {names}")
+        return dict(node)
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
     optional = [
@@ -117,12 +121,20 @@ def describe(hint: Any) -> str:
         return f"a list (each {describe(arguments[0])})"
     if origin is dict:
         return "a mapping"
+    if origin is tuple:
+        inner = getattr(arguments[0], "__name__", arguments[0])
+        return f"declared as list[{inner}] in its class, as a config holds no tuple"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
     return words.get(hint, "a choice with a _target_" if targets.takes_objects(hint) else "a plain value")
 
 
 def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
+
+
+def _is_of_base(default: Any) -> bool:
+    """Whether a dataclass took this default of a field from its base class: a property or method of the same name."""
+    return isinstance(default, property | types.FunctionType)
 
 
 def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:

@@ -11,6 +11,8 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.training_cost import StepCosts
 from fedlab_runner.core.work import Work
+from fedlab_runner.utils.contract import in_words, is_number
+from fedlab_runner.utils.errors import UserError
 
 # What some metrics of counts are given in. They are sums of whole numbers, whose order changes no bit.
 UNITS = {
@@ -19,6 +21,7 @@ UNITS = {
     "cost/client_gflops": 1e9,
     "cost/server_gflops": 1e9,
 }
+RECORDED = ("aggregator", "algorithm", "late")  # groups of the metrics that `record` sets
 FLOAT_BYTES = 4  # bytes of a value that clients or the server send, in any precision of the simulation
 
 
@@ -45,11 +48,20 @@ class RoundMetrics:
         self._trained_on = 0  # examples behind train/loss
 
     def report(self, **scalars: float) -> None:
-        """Sets an algorithm's diagnostics, as `algorithm/<name>`."""
-        self.values |= {f"algorithm/{name}": value for name, value in scalars.items()}
+        """Sets an algorithm's diagnostics, as `algorithm/<name>`. Raises UserError for what is no number."""
+        self.record({f"algorithm/{name}": value for name, value in scalars.items()})
 
     def record(self, values: Mapping[str, float]) -> None:
-        """Sets metrics by their full keys."""
+        """Sets metrics by their full keys, for the run itself; an algorithm uses `report`. Raises UserError for what is
+        no number, and for a key of another group than those of RECORDED.
+        """
+        for key, value in values.items():
+            if key.partition("/")[0] not in RECORDED:
+                raise UserError(
+                    f"an algorithm must not set the metric {key!r}: fed.metrics.report(name=...) sets algorithm/name"
+                )
+            if not is_number(value):
+                raise UserError(f"the metric {key!r} must be a number, got {in_words(value)}")
         self.values |= values
 
     def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:

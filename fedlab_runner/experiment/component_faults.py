@@ -49,5 +49,7 @@ def model_faults(model: Architecture | Mix, data: Data) -> Iterator[None]:
 
 def _method(component: object, error: ValueError) -> str:
     """`Class.method: ` of the component's method in which an error was raised; empty if it was raised elsewhere."""
-    frames = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_locals.get("self") is component)
-    return next((f"{type(component).__name__}.{frame.f_code.co_name}: " for frame in frames), "")
+    for frame, _ in walk_tb(error.__traceback__):
+        if next(iter(frame.f_locals.values()), None) is component:  # a method's first argument
+            return f"{type(component).__name__}.{frame.f_code.co_name}: "
+    return ""

@@ -14,6 +14,11 @@ def require(holds: bool, component: object, method: str, contract: str, given: A
         raise UserError(f"{type(component).__name__}.{method} must give {contract}, got {in_words(given)}")
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is one number: of Python, of numpy, or a tensor without dimensions."""
+    return isinstance(value, int | float) or getattr(value, "shape", None) == ()
+
+
 def in_words(given: Any) -> str:
     """A value in a few words: of an array or a tensor the library, the type, the shape and the range."""
     if (shape := getattr(given, "shape", None)) is None:

@@ -12,8 +12,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.config import build, components, schema, targets
 from fedlab_runner.delays.base import Delay
+from fedlab_runner.delays.constant import ConstantDelay
 from fedlab_runner.utils.errors import UserError
 from tests.helpers import composed as shared
 from tests.helpers.paths import ROOT
@@ -161,6 +163,32 @@ def test_a_group_must_be_a_choice() -> None:
     cfg.local = "sgd"
     with pytest.raises(UserError, match=r"^local must be a choice: local=<one of the files in conf/local>, got 'sgd'$"):
         build.build(cfg)
+
+
+@dataclass(frozen=True)
+class Steps(ConstantDelay):
+    """A delay whose field a config cannot hold."""
+
+    stairs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Named(FedAvg):
+    """An algorithm whose fields take the place of a property and of a method of its base class."""
+
+    name: str
+    models: int
+
+
+def test_a_field_that_no_config_can_fill_is_one_line() -> None:
+    assert faults("delay=constant", f"delay._target_={__name__}.Steps", "+delay.stairs=[1,2]") == [
+        "delay.stairs must be declared as list[float] in its class, as a config holds no tuple, got [1, 2]"
+    ]
+    (line,) = faults(f"algorithm._target_={__name__}.Named", "+algorithm.name=mine")
+    assert line == (
+        f"algorithm._target_ '{__name__}.Named' has a field name, models, which its base class has for itself: give "
+        "the field another name"
+    )
 
 
 def test_all_faults_are_told_at_once() -> None:

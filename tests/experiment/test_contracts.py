@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlab_runner.analyses.base import CheckedAnalysis
 from fedlab_runner.client_splits.base import Parts, checked_split
 from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.client_data import ClientData
@@ -115,6 +116,11 @@ def home(mine: Any) -> Any:
             return mine.keeps()
 
     return ClientHomes(Own("host"), [model_family()], ClientStateStore(None, CPU), 0)
+
+
+def observe(mine: Any) -> Any:
+    nothing: Any = None
+    return CheckedAnalysis(mine).observe(nothing, nothing, nothing, nothing)
 
 
 def served(**changes: Any) -> tuple[ServerData, Data]:
@@ -239,6 +245,10 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     ),
     (weights, "weights", torch.tensor([NAN, 1.0]), "weights [2] that add up to 1"),
     (views, "views", np.array([0, 2, 1]), "views [3] from 0 to 1, got numpy int64 [3] from 0 to 2"),
+    (observe, "observe", {"analysis/n": 1.0}, "the next memory and a dict of metrics, got a dict of 1"),
+    (observe, "observe", (None, {"test/loss": 1.0}), "metrics whose keys begin with analysis/, got 'test/loss'"),
+    (observe, "observe", (None, {"analysis/n": torch.ones(2)}), "a number as analysis/n, got torch float32 [2] from"),
+    (observe, "observe", (None, {"analysis/n": "many"}), "a number as analysis/n, got 'many'"),
     (home, "keeps", ["0.weight", "head"], "some of the names that it is given, got ['head']"),
 ]
 
@@ -270,6 +280,7 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
         (server_data, "reserve", served()),
         (server_data, "reserve", (None, PICTURES)),
         (views, "views", np.array([0, 1, 1])),
+        (observe, "observe", (None, {"analysis/n": torch.tensor(1.0), "analysis/m": np.float32(1)})),
         (home, "keeps", ["0.weight"]),
     ],
 )

@@ -2,10 +2,12 @@
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.config.build import build
 from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.utils.errors import UserError
@@ -60,3 +62,18 @@ def test_a_partition_that_gives_nobody_an_example_is_one_line(drop_empty: bool) 
     components = build(composed(*ALONE, f"drop_empty={drop_empty}", small=False))
     with pytest.raises(UserError, match=r"^Nobody.split must give some client an example, got a list of 12$"):
         prepare(replace(components, partition=Nobody()))
+
+
+@dataclass(frozen=True)
+class Alone(NoAnalysis):
+    """An analysis that gives its metrics and no memory."""
+
+    def observe(self, *now: Any) -> Any:
+        return {"analysis/n": 1.0}
+
+
+def test_a_runs_analysis_is_held_against_its_contract() -> None:
+    components = build(composed(*ALONE, small=False))
+    simulation = prepare(replace(components, analysis=Alone())).simulation
+    with pytest.raises(UserError, match=r"^Alone.observe must give the next memory and a dict of metrics"):
+        simulation._analyse(simulation._initial())
