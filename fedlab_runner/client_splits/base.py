@@ -44,7 +44,7 @@ class ClientSplit(Protocol):
 
 def checked_split(rule: ClientSplit, owned: Sequence[np.ndarray], train: Examples, test: Examples, seed: int) -> Parts:
     """The parts of each client. Raises UserError where they break the contract of `ClientSplit.split`."""
-    parts = rule.split(owned, train, test, seed)
+    parts = rule.split([mine.copy() for mine in owned], train.lent(), test.lent(), seed)
     sizes = {"train": len(train.targets), "validation": len(train.targets)}
     if parts.test is not None:
         sizes["test"] = len((test if parts.from_test_set else train).targets)

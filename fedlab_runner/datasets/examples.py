@@ -32,6 +32,11 @@ class Examples(NamedTuple):
         users, present = (None if each is None else each[rows] for each in (self.users, self.present))
         return Examples(self.inputs[rows], self.targets[rows], self.strata[rows], users, present)
 
+    def lent(self) -> "Examples":
+        """The examples with copies of all but the inputs, so that a write changes no other owner's labels."""
+        users, present = (None if each is None else each.clone() for each in (self.users, self.present))
+        return self._replace(targets=self.targets.clone(), strata=self.strata.clone(), users=users, present=present)
+
 
 @dataclass(frozen=True)
 class Data:

@@ -48,7 +48,7 @@ def drawn_delays(delay: Delay, rng: np.random.Generator, clients: np.ndarray) ->
     """The delays that a rule draws for clients [n]. Raises UserError where they break the contract of `Delay.sample`:
     no update would arrive after half a round, or before it starts.
     """
-    drawn = delay.sample(rng, clients)
+    drawn = delay.sample(rng, clients.copy())
     whole = isinstance(drawn, np.ndarray) and drawn.dtype == np.int64 and drawn.shape == clients.shape
     in_time = whole and bool(((drawn >= 0) & (drawn <= MAX_ROUNDS)).all())
     require(in_time, delay, "sample", f"whole rounds from 0 to 2^40, int64 [{len(clients)}]", drawn)

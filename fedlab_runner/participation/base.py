@@ -78,7 +78,7 @@ def asked_clients(
     policy: Participation, rng: np.random.Generator, idle: np.ndarray, num_clients: int, round: int
 ) -> np.ndarray:
     """The clients that a policy asks. Raises UserError where they break the contract of `Participation.sample`."""
-    ids = policy.sample(rng, idle, num_clients, round)
+    ids = policy.sample(rng, idle.copy(), num_clients, round)
     require(_some_of(idle, ids), policy, "sample", f"distinct ids, int64 [n], of the {len(idle)} idle clients", ids)
     return ids
 
@@ -87,7 +87,7 @@ def reporting_clients(policy: Participation, asked: np.ndarray, delays: np.ndarr
     """The clients, of those that a policy has asked, whose update the server uses, and their delays. Raises UserError
     where they break the contract of `Participation.reporting`.
     """
-    ids, late = policy.reporting(asked, delays)
+    ids, late = policy.reporting(asked.copy(), delays.copy())
     require(_some_of(np.sort(asked), ids), policy, "reporting", f"distinct ids of the {len(asked)} asked clients", ids)
     right = late.shape == ids.shape and late.dtype == np.int64 and bool((late >= 0).all())
     require(right, policy, "reporting", f"delays >= 0, int64 [{len(ids)}]", late)

@@ -32,8 +32,10 @@ class Partition(Protocol):
 def dealt(
     partition: Partition, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """The examples of each client. Raises UserError where they break the contract of `Partition.split`."""
-    lists = partition.split(strata, users, num_clients, rng)
+    """The examples of each client. The partition may write into its arrays, which are copies. Raises UserError where
+    the examples break the contract of `Partition.split`.
+    """
+    lists = partition.split(strata.copy(), None if users is None else users.copy(), num_clients, rng)
     contract = f"a list of {num_clients} ascending int64 arrays of the indices of {len(strata)} examples"
     require(isinstance(lists, list) and len(lists) == num_clients, partition, "split", contract, lists)
     broken = first_broken(lists, len(strata))

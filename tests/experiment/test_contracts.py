@@ -286,3 +286,30 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
 )
 def test_what_keeps_its_contract_passes(use: Callable[[Any], Any], method: str, given: Any) -> None:
     use(Mine(method, given))
+
+
+def test_what_an_own_class_writes_into_its_arguments_reaches_nobody_else() -> None:
+    """A partition that merges classes in the array of the labels must not change what the models learn."""
+    ids, labels = np.arange(1, 4), torch.tensor([5, 6, 7])
+    examples = Examples(IMAGES.inputs, labels, labels.clone(), labels.clone(), torch.ones(3, 2, dtype=torch.bool))
+    arrays = [ids, *(part.numpy() for part in examples[1:])]  # type: ignore[union-attr]
+    before = [array.copy() for array in arrays]
+
+    def writing(method: str, result: Any) -> Any:
+        def write(*given: Any) -> Any:
+            for each in given:
+                parts = each[1:] if isinstance(each, Examples) else each if isinstance(each, list) else [each]
+                for part in (part for part in parts if isinstance(part, np.ndarray | torch.Tensor)):
+                    part[:] = 0
+            return result
+
+        mine = Mine("", None)
+        setattr(mine, method, write)
+        return mine
+
+    dealt(writing("split", RIGHT), arrays[1], arrays[3], 3, rng())
+    checked_split(writing("split", Parts(RIGHT, RIGHT, None)), [ids[:1], ids[1:], ids[:0]], examples, examples, 0)
+    drawn_delays(writing("sample", np.arange(3)), rng(), ids)
+    asked_clients(writing("sample", np.array([2])), rng(), ids, 9)
+    reporting_clients(writing("reporting", (np.array([2]), np.array([1]))), ids, ids)
+    assert all(np.array_equal(one, other) for one, other in zip(arrays, before, strict=True))
