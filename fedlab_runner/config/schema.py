@@ -12,6 +12,8 @@ from fedlab_runner.config import targets
 
 MISSING = "???"  # OmegaConf's mark of a value that the user must give
 MAX_SHOWN_CHARACTERS = 200  # of a value in a message
+# What to do about a field that has a default. One that a run could fill would outlive no checkpoint.
+DEFAULTED = "write its default into the YAML file and not into the class; no field keeps what a run changes"
 INT_LIMIT = 2**63  # whole numbers must be smaller in size: libraries take no larger ones
 
 
@@ -25,17 +27,19 @@ class Node:
 
 
 def convert_fields(
-    values: Mapping[str, Any], hints: Mapping[str, Any], path: str, errors: list[str], optional: Collection[str] = ()
+    values: Mapping[str, Any], hints: Mapping[str, Any], path: str, errors: list[str], defaulted: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The values converted to their type hints; one line for each fault is appended to `errors`."""
+    """The values converted to their type hints; one line for each fault is appended to `errors`. For keys that are
+    `defaulted` their class has a default, which counts for nothing.
+    """
     errors += [unknown_key(join(path, key), [join(path, name) for name in hints]) for key in values if key not in hints]
     converted = {}
     for key, hint in hints.items():
         name = join(path, key)
         if key in values and values[key] != MISSING:
             converted[key] = _convert_at(values[key], hint, name, errors)
-        elif key not in optional:
-            errors.append(f"{name} is missing: expected {describe(hint)}")
+        else:
+            errors.append(f"{name} is missing: {DEFAULTED if key in defaulted else f'expected {describe(hint)}'}")
     return converted
 
 
@@ -62,13 +66,13 @@ def convert_node(node: Mapping[str, Any], hint: Any, path: str, errors: list[str
         return dict(node)
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
-    optional = [
+    defaulted = [
         field.name
         for field in dataclasses.fields(cls)
         if not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
     ]
     values = {key: value for key, value in node.items() if key != "_target_"}
-    return Node(node["_target_"], cls, convert_fields(values, fields, path, errors, optional))
+    return Node(node["_target_"], cls, convert_fields(values, fields, path, errors, defaulted))
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -156,6 +156,34 @@ def test_a_class_that_lacks_a_method_is_one_line() -> None:
     assert faults(f"delay._target_={target}", "~delay.std") == [
         f"delay._target_ '{target}' lacks sample: the class must define each method of its base class"
     ]
+
+
+@dataclass
+class Thawed:
+    def split(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Remembering:
+    share: float = 0.5
+    cache: dict[str, Any] = field(default_factory=dict)
+
+    def split(self) -> None: ...
+
+
+def test_a_class_keeps_nothing_that_a_checkpoint_would_lack() -> None:
+    cfg = composed()
+    cfg.partition = {"_target_": f"{__name__}.Thawed"}
+    with pytest.raises(UserError) as caught:
+        build.build(cfg)
+    assert str(caught.value) == (
+        f"partition._target_ must name a frozen dataclass, got '{__name__}.Thawed': write @dataclass(frozen=True) "
+        "above the class"
+    )
+    cfg.partition = {"_target_": f"{__name__}.Remembering"}
+    way_out = "is missing: write its default into the YAML file and not into the class; no field keeps what a run"
+    with pytest.raises(UserError, match=rf"^partition.share {way_out} changes\npartition.cache {way_out} changes$"):
+        build.build(cfg)
 
 
 def test_a_group_must_be_a_choice() -> None:
