@@ -20,6 +20,7 @@ from fedlab_runner.config import faults, schema, secrets
 from fedlab_runner.config.recorded import same_config
 from fedlab_runner.config.run_id import run_id_of, without_volatile
 from fedlab_runner.tracking.metric_direction import direction_of
+from fedlab_runner.utils import exits
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
 
@@ -54,6 +55,7 @@ class Checked:
         """The name of the run's folder, `<algorithm>-<8 hex>`."""
         return run_id_of(self.fingerprint)
 
+    @exits.refused()
     def build(self) -> "Components":
         """Builds the components and reads no data. Raises UserError with one line for each fault of the config."""
         from fedlab_runner.config.components import Components
@@ -102,6 +104,7 @@ def check(cfg: DictConfig) -> Checked:
     return _checked(resolved(cfg))
 
 
+@exits.refused()  # of modules that are imported
 def _checked(values: dict[str, Any]) -> Checked:
     errors: list[str] = []
     nodes = schema.convert_fields(values, _hints(), "", errors)

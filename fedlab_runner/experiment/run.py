@@ -27,6 +27,7 @@ from fedlab_runner.experiment.setup import Prepared, prepare
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.recorder import DIGEST, Recorder
 from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils import exits
 from fedlab_runner.utils.attempt import Attempt
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import remove_leftovers
@@ -52,6 +53,7 @@ def run(cfg: DictConfig) -> float:
     return run_in(Path(hydra.runtime.output_dir), cfg, partial(provenance.command_of, hydra))
 
 
+@exits.refused()
 @usual_settings()
 @kept_globals()
 def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | None = None) -> float:
@@ -75,6 +77,7 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         return float(outcome.summary["objective"])
 
 
+@exits.refused()
 @usual_settings()
 @kept_globals()
 def run_whole(folder: Path, cfg: DictConfig) -> Outcome:

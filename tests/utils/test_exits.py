@@ -1,0 +1,54 @@
+"""Code that ends the process ends neither a run without a word nor a sweep."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.sweep import plots, records
+from fedlab_runner.utils import exits
+from fedlab_runner.utils.errors import RunFailed
+from tests.helpers.crash import TINY
+from tests.helpers.extending import Fedlab, fedlab
+
+__all__ = ["fedlab"]  # a fixture
+
+
+def leaves(*_: Any) -> None:
+    raise SystemExit(0)
+
+
+def asks(*_: Any) -> None:
+    argparse.ArgumentParser().parse_args(["--help"])
+
+
+def finds_no_file(*_: Any) -> None:
+    sys.exit("no such file")
+
+
+@pytest.mark.parametrize(("way", "code"), [(leaves, "0"), (asks, "0"), (finds_no_file, "'no such file'")])
+def test_the_line_names_the_code_that_leaves(way: Any, code: str) -> None:
+    place = f"{__file__}, line {way.__code__.co_firstlineno + 1}"
+    with pytest.raises(RunFailed, match=rf"^{place}, ends the program \(sys.exit, code {code}\)"), exits.refused():
+        way()
+
+
+def test_the_other_jobs_of_a_sweep_run(fedlab: Fedlab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
+    step = FedAvg.server_step
+    monkeypatch.setattr(
+        FedAvg, "server_step", lambda self, state, arrivals, fed: (leaves, step)[fed.seed](self, state, arrivals, fed)
+    )
+    code, said = fedlab("-m", "seed=0,1", "algorithm=fedavg", "server_data=none", *TINY, "rounds=1")
+    (folder,) = Path("outputs/sweeps").iterdir()
+    assert code == 1 and said.endswith("error: 1 of 2 jobs failed\n")
+    assert sorted(job.status for row in records.read(folder) for job in row.jobs) == ["failed", "finished"]
+
+
+def test_a_module_that_leaves_when_it_is_imported_is_one_line(fedlab: Fedlab) -> None:
+    Path("mine/bimodal.py").write_text("import sys\n\nsys.exit()\n")
+    code, said = fedlab("--config-dir=mine", "delay=bimodal", *TINY)
+    assert code == 1 and said.startswith(f"error: {Path.cwd()}/mine/bimodal.py, line 3, ends the program")
