@@ -16,6 +16,7 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.homes.base import Home
+from fedlab_runner.homes.none import NoHome
 from fedlab_runner.lr_schedules.base import LRSchedule
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.mix import Mix
@@ -60,7 +61,7 @@ class Components:
     lr_schedule: LRSchedule
     aggregator: Aggregator
     server_optimizer: ServerOptimizer
-    home: Home
+    home: Home | NoHome
     executor: Executor
     evaluation: Evaluation
     analysis: Analysis[Any]

@@ -44,6 +44,8 @@ def _check_device(device: str) -> None:
 
 def across(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
     """Faults of a value that depend on another value or on the machine."""
+    from fedlab_runner.homes.base import Home  # imports torch: not for --help, not for shell completion
+
     faults = []
     if not has_fault("participation", errors) and not has_fault("num_clients", errors):
         try:
@@ -75,7 +77,7 @@ def across(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str
             )
     if not has_fault("home", errors) and not has_fault("algorithm", errors):
         algorithm = built["algorithm"]
-        if built["home"].acts and (fault := algorithm.home_fault()) is not None:
+        if isinstance(built["home"], Home) and (fault := algorithm.home_fault()) is not None:
             faults.append(f"home must be none with algorithm={algorithm.name}, {fault}")
     if not has_fault("device", errors) and values["device"].startswith("cuda"):
         faults += _cuda_faults(values["device"])

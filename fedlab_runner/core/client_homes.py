@@ -12,7 +12,7 @@ from fedlab_runner.core.client_state import ClientStateStore, RowRef, RowStore
 from fedlab_runner.core.joined_models import Joined
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_values import Columns, Own
-from fedlab_runner.homes.base import Home, Keeping
+from fedlab_runner.homes.base import Home
 from fedlab_runner.utils.contract import require
 
 
@@ -26,12 +26,11 @@ class ClientHomes:
     """
 
     def __init__(self, home: Home | None, families: Sequence[ModelFamily], store: ClientStateStore, seed: int) -> None:
-        """Raises UserError where a model lacks the part that the home names."""
-        rule = home if isinstance(home, Keeping) else None
-        self._masks = [_mask(rule, family) for family in families]
+        """With `home` None nothing stays at home. Raises UserError where a model lacks the part that the home names."""
+        self._masks = [_mask(home, family) for family in families]
         self._families, self._seed = families, seed
         self.store = store  # of the rows
-        self.place = "" if rule is None else rule.store_on
+        self.place = "" if home is None else home.store_on
         self._columns = dict[Joined | None, Columns]()
         self.size = int(self._masks[0].sum())  # h, the number of values at home of the first family's model
         p, h = families[0].num_params, self.size
@@ -178,7 +177,7 @@ class ClientHomes:
         return [self._rows.get(known[i]) if i in known else self._first for i in ids.tolist()]
 
 
-def _mask(rule: Keeping | None, family: ModelFamily) -> Tensor:
+def _mask(rule: Home | None, family: ModelFamily) -> Tensor:
     """The mask [D] of the values of a family's model that stay at home."""
     if rule is None:
         return torch.zeros(family.size, dtype=torch.bool, device=family.device)

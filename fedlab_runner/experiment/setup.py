@@ -34,6 +34,7 @@ from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.component_faults import faults, model_faults
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
+from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.mix import Mix
 from fedlab_runner.partitions.base import dealt
@@ -149,7 +150,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         nonfinite=c.nonfinite,
         aggregator=c.aggregator,
         server_optimizer=c.server_optimizer,
-        home=c.home,
+        home=c.home if isinstance(c.home, Home) else None,
         folder=folder,
         blocks=blocks,
     )

@@ -3,6 +3,6 @@
 Each choice is one file with one frozen dataclass; `base.py` is the contract.
 """
 
-from fedlab_runner.homes.base import Home, Keeping
+from fedlab_runner.homes.base import Home
 
-__all__ = ["Home", "Keeping"]
+__all__ = ["Home"]

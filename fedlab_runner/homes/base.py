@@ -6,7 +6,6 @@ Each choice is a frozen dataclass in a file of this folder, with conf/home/<file
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -18,13 +17,15 @@ PLACES = ("device", "host", "disk")  # values of the field `store_on`
 
 @dataclass(frozen=True)
 class Home(ABC):
-    """A rule that names the tensors of a model that stay with the client.
+    """A rule that names the tensors of a model that stay with the client, on the device, the host or disk (`store_on`).
 
     `core.client_homes` carries it out. A tensor, which is a parameter or a statistic of batch norm, stays as a whole.
     """
 
-    acts: ClassVar[bool] = True
-    """Whether the home keeps anything. If False, clients send whole models and nobody calls `keeps`."""
+    store_on: str
+
+    def __post_init__(self) -> None:
+        one_of(PLACES, store_on=self.store_on)
 
     @abstractmethod
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
@@ -34,16 +35,6 @@ class Home(ABC):
         layer that gives the logits (None: it has none). Raises UserError, one line, if the module lacks the part that
         the rule names.
         """
-
-
-@dataclass(frozen=True)
-class Keeping(Home):
-    """A home that keeps values on the device, the host or disk (`store_on`)."""
-
-    store_on: str
-
-    def __post_init__(self) -> None:
-        one_of(PLACES, store_on=self.store_on)
 
 
 def inside(name: str, prefix: str) -> bool:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.homes.base import Keeping, inside, require_classifier
+from fedlab_runner.homes.base import Home, inside, require_classifier
 
 
 @dataclass(frozen=True)
-class BodyHome(Keeping):
+class BodyHome(Home):
     """Each client has its own layers up to the classifier (the last linear layer); clients share the classifier."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.homes.base import Keeping, inside, require_classifier
+from fedlab_runner.homes.base import Home, inside, require_classifier
 
 
 @dataclass(frozen=True)
-class HeadHome(Keeping):
+class HeadHome(Home):
     """Each client has its own classifier (the last linear layer); clients share the layers before it."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:

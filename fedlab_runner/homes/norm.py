@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedlab_runner.homes.base import Keeping, inside
+from fedlab_runner.homes.base import Home, inside
 from fedlab_runner.utils.errors import UserError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # batch and instance norm are _NormBase
 
 
 @dataclass(frozen=True)
-class NormHome(Keeping):
+class NormHome(Home):
     """Each client has its own normalisation layers: batch norm's parameters and statistics, as in the paper, and the
     parameters of layer, group and instance norm.
     """

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlab_runner.homes.base import Keeping, inside
+from fedlab_runner.homes.base import Home, inside
 from fedlab_runner.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class PrefixesHome(Keeping):
+class PrefixesHome(Home):
     """Each client has its own tensors of the submodules and parameters in `prefixes`, by PyTorch's names. An empty list
     keeps nothing, and "" keeps everything.
     """

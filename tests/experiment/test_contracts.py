@@ -19,7 +19,7 @@ from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.checks import loaded
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.delays.base import drawn_delays
-from fedlab_runner.homes.base import Keeping
+from fedlab_runner.homes.base import Home
 from fedlab_runner.lr_schedules.base import factor_of
 from fedlab_runner.participation.base import asked_clients, cohort_size, never_asked, reporting_clients
 from fedlab_runner.partitions.base import dealt
@@ -111,7 +111,7 @@ def views(mine: Any) -> Any:
 
 
 def home(mine: Any) -> Any:
-    class Own(Keeping):
+    class Own(Home):
         def keeps(self, *_: Any) -> Any:
             return mine.keeps()
 

@@ -33,6 +33,7 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.homes.base import Home
+from fedlab_runner.homes.none import NoHome
 from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.server_optimizers.base import ServerOptimizer
 
@@ -97,11 +98,11 @@ def server_optimizer(name: str, **overrides: Any) -> ServerOptimizer:
     return built
 
 
-def home(name: str, **overrides: Any) -> Home:
-    """A home as its YAML defines it."""
+def home(name: str, **overrides: Any) -> Home | None:
+    """A home as its YAML defines it; None where nothing stays at home."""
     node = _choice("home", name)
-    built: Home = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
-    return built
+    built: Home | NoHome = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
+    return built if isinstance(built, Home) else None
 
 
 def default_home(name: str) -> Home | None:

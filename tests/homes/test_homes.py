@@ -1,15 +1,19 @@
 """Which tensors each home keeps."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fedlab_runner.config.build import build
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.homes.base import Home
 from fedlab_runner.utils.errors import UserError
+from tests.helpers.composed import composed
 from tests.helpers.toy import CLASSES, CPU, FEATURES, HOMES, home, mlp, model_family, normed
 
 
@@ -17,7 +21,7 @@ def layered() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, CLASSES))
 
 
-def kept(choice: Home, build: Any) -> set[str]:
+def kept(choice: Home | None, build: Any) -> set[str]:
     """The names of the tensors that lie in the mask as a whole; the others lie outside of it as a whole."""
     family = model_family(build)
     mask = ClientHomes(choice, [family], ClientStateStore(None, CPU), 0).mask(family)
@@ -45,7 +49,7 @@ NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
         (home("prefixes", prefixes=[""]), mlp, {"0.weight", "0.bias", "2.weight", "2.bias"}),
     ],
 )
-def test_it_keeps(choice: Home, build: Any, expected: set[str]) -> None:
+def test_it_keeps(choice: Home | None, build: Any, expected: set[str]) -> None:
     assert kept(choice, build) == expected
 
 
@@ -63,7 +67,7 @@ def test_it_keeps(choice: Home, build: Any, expected: set[str]) -> None:
         (home("prefixes", prefixes=["1"]), mlp, r"home\.prefixes has 1, "),  # tanh has no values
     ],
 )
-def test_a_model_without_it_is_refused_in_one_line(choice: Home, build: Any, fault: str) -> None:
+def test_a_model_without_it_is_refused_in_one_line(choice: Home | None, build: Any, fault: str) -> None:
     with pytest.raises(UserError, match=rf"^{fault}[^\n]*$"):
         kept(choice, build)
 
@@ -80,3 +84,19 @@ def test_tensors_are_counted_by_what_is_shared_of_them() -> None:
     d, p, b = family.size, family.num_params, family.num_buffers
     assert [homes.sent(torch.zeros(4, n)) for n in (d, p, b, 1, 0)] == [4 * (d - 24), 4 * (p - 12), 0, 4, 0]
     assert homes.sent(torch.zeros(())) == 1 and homes.num_shared(family) == d - 24
+
+
+@dataclass(frozen=True)
+class First(Home):
+    def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
+        return names[:1]
+
+
+def test_an_own_home_keeps_what_it_names_in_the_place_that_the_config_names() -> None:
+    cfg = composed()
+    cfg.home = {"_target_": f"{__name__}.First"}
+    with pytest.raises(UserError, match=r"^home\.store_on is missing: expected a text$"):
+        build(cfg)
+    cfg.home = {"_target_": f"{__name__}.First", "store_on": "host"}
+    built = build(cfg).home
+    assert isinstance(built, First) and kept(built, mlp) == {"0.weight"}
