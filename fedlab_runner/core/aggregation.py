@@ -1,6 +1,7 @@
 """A run's aggregator, applied to the updates of a round."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,9 +9,21 @@ from torch import Tensor
 from fedlab_runner.aggregators.base import Aggregator
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.errors import UserError
 
 TOLERANCE = 1e-6  # of the sum of an aggregator's weights
 VALUES_PER_CALL = 2**21  # of all updates together, that are compared in float64 at once: a bound on memory
+
+
+class Unread(Tensor):
+    """In the place of distances that nobody has computed: whatever reads it ends the run."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise UserError(
+            "aggregator reads the distances between updates, which are computed only for a class with "
+            "`compares: ClassVar[bool] = True`: write that into the class"
+        )
 
 
 class Aggregation:
@@ -24,7 +37,7 @@ class Aggregation:
         `payload` their vectors, each [A, n].
         """
         rule, a = self._aggregator, len(shares)
-        distances = shares.new_zeros(a, a)
+        distances: Tensor = shares.new_empty(a, a).as_subclass(Unread)
         if rule.compares:
             distances = squared_distances(payload)
             values = sum(t.shape[1] for t in payload)

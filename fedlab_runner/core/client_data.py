@@ -114,8 +114,16 @@ class ClientData:
         return torch.bincount(owners * num_classes + own, minlength=len(ids) * num_classes).view(-1, num_classes)
 
     def offsets(self, loss_function: LossFunction, ids: np.ndarray, num_classes: int) -> Tensor | None:
-        """The loss function's offsets for clients `ids` [K, C], by their label counts; None where it has none."""
-        return loss_function.offsets(self.label_counts(ids, num_classes)) if loss_function.by_class else None
+        """The loss function's offsets for clients `ids` [K, C], by their label counts; None where it has none. Raises
+        UserError where they break the contract of `LossFunction.offsets`.
+        """
+        if loss_function.offsets(torch.ones(1, num_classes, dtype=torch.int64)) is None:
+            return None  # without counting labels
+        counts = self.label_counts(ids, num_classes)
+        found = loss_function.offsets(counts)
+        right = isinstance(found, Tensor) and found.shape == counts.shape
+        require(right, loss_function, "offsets", f"a tensor {list(counts.shape)}", found)
+        return found
 
     @property
     def assignment(self) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ client's number of training examples of each class.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,20 +15,16 @@ ABSENT = -1e9  # offset of a class that the client lacks: its exp and its gradie
 
 
 class LossFunction(Protocol):
-    """A loss function; `by_class` says whether it depends on the client's label counts."""
-
-    by_class: ClassVar[bool]
+    """A loss function, by the offsets that depend on a client's label counts."""
 
     def offsets(self, counts: Tensor) -> Tensor | None:
-        """The offsets a [.., C] from the label counts of clients [.., C]; None: no offsets."""
+        """The offsets a [.., C] from the label counts of clients [.., C]; None, whatever the counts: no offsets."""
         ...
 
 
 @dataclass(frozen=True)
 class CE:
     """Plain cross entropy."""
-
-    by_class: ClassVar[bool] = False
 
     def offsets(self, counts: Tensor) -> Tensor | None:
         return None
@@ -37,8 +33,6 @@ class CE:
 @dataclass(frozen=True)
 class ACE:
     """Asymmetric cross entropy (Caccia et al., ICLR 2022): a softmax over the classes that the client has."""
-
-    by_class: ClassVar[bool] = True
 
     def offsets(self, counts: Tensor) -> Tensor | None:
         return torch.where(counts > 0, 0.0, ABSENT)
@@ -50,8 +44,6 @@ class WSM:
 
     The authors' form adds log beta_y to the label's logit too: that changes the value but not the gradient.
     """
-
-    by_class: ClassVar[bool] = True
 
     def offsets(self, counts: Tensor) -> Tensor | None:
         shares = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)

@@ -99,3 +99,13 @@ def test_every_algorithm_trains_with_the_chosen_signal_in_every_executor(name: s
     assert any(not torch.equal(a, b) for a, b in zip(plain, wsm, strict=True))
     for mine, theirs in zip(wsm, together, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+def test_an_own_loss_has_its_offsets_without_further_notice() -> None:
+    class Own:
+        def offsets(self, counts: torch.Tensor) -> torch.Tensor:
+            return (counts + 1).log()
+
+    data, ids = federation().client_data, np.array([1, 0])
+    given = data.offsets(Own(), ids, CLASSES)
+    assert given is not None and torch.equal(given, (data.label_counts(ids, CLASSES) + 1).log())

@@ -110,6 +110,10 @@ def views(mine: Any) -> Any:
     return clients.plan(np.array([0]), local(epochs=1, batch_size=3), seed=0, round=0, drop_single=False)
 
 
+def offsets(mine: Any) -> Any:
+    return ClientData(IMAGES.inputs, IMAGES.targets, RIGHT, CPU).offsets(mine, IDS, 2)
+
+
 def home(mine: Any) -> Any:
     class Own(Home):
         def keeps(self, *_: Any) -> Any:
@@ -249,6 +253,7 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (observe, "observe", (None, {"test/loss": 1.0}), "metrics whose keys begin with analysis/, got 'test/loss'"),
     (observe, "observe", (None, {"analysis/n": torch.ones(2)}), "a number as analysis/n, got torch float32 [2] from"),
     (observe, "observe", (None, {"analysis/n": "many"}), "a number as analysis/n, got 'many'"),
+    (offsets, "offsets", torch.zeros(3), "a tensor [3, 2], got torch float32 [3] from 0 to 0"),
     (home, "keeps", ["0.weight", "head"], "some of the names that it is given, got ['head']"),
 ]
 
@@ -260,6 +265,14 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
     line = str(raised.value)
     assert ("Own" if use is home else "Mine") + f".{method} must give " in line and words in line and "\n" not in line
     assert len(line) < 400
+
+
+@pytest.mark.parametrize("read", [lambda d: d.sum(1), lambda d: d.argmin(1), len, torch.diag, lambda d: d[0]])
+def test_no_aggregator_reads_distances_that_nobody_has_computed(read: Callable[[Any], Any]) -> None:
+    mine = Mine("", None)
+    setattr(mine, "weights", lambda shares, distances: (read(distances), shares)[1])  # noqa: B010  # mypy: no such field
+    with pytest.raises(UserError, match=r"^aggregator reads .* `compares: ClassVar\[bool\] = True`: write that into"):
+        weights(mine)
 
 
 @pytest.mark.parametrize(
