@@ -186,7 +186,7 @@ class Cohort:
     ) -> Tensor:
         """The clients' models after local training [K, D], from `start` [D] or [K, D].
 
-        - `loss(model, batch, *own)` replaces the model family's loss.
+        - `loss(model, batch, *own)` replaces the model family's loss: a scalar, by `batch.mean`.
         - `penalty(parameters, *own)` is added to it: a sum over the parameters, or over those of one tensor.
         - `perturb(gradient, *own)` [P] moves the parameters for a second gradient on the same minibatch; the optimiser
           follows this one.
@@ -201,7 +201,8 @@ class Cohort:
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client and read nothing but their arguments (`core.additions`). Raises
-        UserError where the memory cannot hold the cohort, Diverged where `nonfinite=stop` ends the run.
+        UserError where the memory cannot hold the cohort and for a loss that is no mean by `batch.mean`, Diverged where
+        `nonfinite=stop` ends the run.
         """
         work = Work(
             family=self.family if joined is None else joined.family,

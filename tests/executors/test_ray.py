@@ -486,7 +486,7 @@ def test_an_error_in_a_worker_is_the_callers(shared: Ray) -> None:
     def loss(model: Any, batch: Batch) -> torch.Tensor:
         if os.getpid() != here:
             raise ArithmeticError("no such loss")
-        return losses(model(batch.inputs), batch.targets, None).mean()
+        return batch.mean(losses(model(batch.inputs), batch.targets, None))
 
     with pytest.raises(ArithmeticError, match=r"^no such loss\nraised in a worker:\n(?s:.*), in loss\n") as raised:
         train(federation(executor=shared), loss=loss)
