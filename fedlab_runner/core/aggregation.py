@@ -10,6 +10,7 @@ from fedlab_runner.aggregators.base import Aggregator
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.utils.contract import require
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.overwriting import only_read
 
 TOLERANCE = 1e-6  # of the sum of an aggregator's weights
 VALUES_PER_CALL = 2**21  # of all updates together, that are compared in float64 at once: a bound on memory
@@ -58,7 +59,9 @@ class Aggregation:
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         """One tensor [...] of the updates' rows [A, ...]."""
         matrix = rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
-        return self._aggregator.combine(matrix, weights).view(rows.shape[1:])
+        with only_read(self._aggregator, "combine", "the updates or the weights", (matrix, weights)):
+            combined = self._aggregator.combine(matrix, weights)
+        return combined.view(rows.shape[1:])
 
 
 def squared_distances(payload: Sequence[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.evaluation.matrix import CellScores, Matrix
 from fedlab_runner.experiment.code_hash import Code
-from fedlab_runner.experiment.first_round import Overwritten, first_round
+from fedlab_runner.experiment.first_round import FirstRounds
 from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
@@ -34,6 +34,7 @@ from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import Diverged, UserError
+from fedlab_runner.utils.overwriting import Overwritten, only_read
 from fedlab_runner.utils.run_files import OTHER_FOLDER
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Simulation:
         # Whether a checkpoint holds the present state. A run has nothing to save before its first evaluation.
         written = True
         begun = saved is not None  # whether there is a checkpoint, or a state to save
-        evaluation = None
+        evaluation, a_round = None, FirstRounds(self.algorithm, None if now.round else now.state)
         recorder.start(now.round if saved else -1)
         on_start()
 
@@ -126,9 +127,9 @@ class Simulation:
             _log.info("%s; %s", self._expected_time(now.round, evaluation), takes)
             while now.round < self.rounds:
                 started = time.monotonic()
-                memory, seen = self._analyse(now)
+                memory, seen = self._analyse(now, begins=now.round == first)
                 with understood(first, FAILED) if saved and saved_round == first else nullcontext():
-                    state, metrics = self._round(now, begins=now.round == first)
+                    state, metrics = self._round(now, a_round)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)
                 done = time.monotonic()
@@ -187,18 +188,19 @@ class Simulation:
         pack(state)  # or fails before the first round
         return Snapshot(0, state, self.fed.state_dict(), self.analysis.init())
 
-    def _analyse(self, now: Snapshot) -> tuple[Any, dict[str, float]]:
+    def _analyse(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:
         """The state of the analysis after it has observed the round that begins now, and its metrics."""
         self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
-        return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
+        read = (now.analysis, now.state) if begins else now.analysis
+        with only_read(self.analysis, "observe", "its memory or the State", read):
+            return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
-    def _round(self, now: Snapshot, begins: bool = False) -> tuple[Any, dict[str, float]]:
-        """One round from a snapshot, the first one of this process or not: the next State and the round's metrics."""
+    def _round(self, now: Snapshot, a_round: Callable[..., Any] | None = None) -> tuple[Any, dict[str, float]]:
+        """One round from a snapshot, as `a_round` or the algorithm does it: the next State and the round's metrics."""
         fed = self.fed
         fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         attempt.at("algorithm", now.round + 1)
-        a_round = partial(first_round, self.algorithm) if begins else self.algorithm.round
-        state = a_round(now.state, fed)
+        state = (a_round or self.algorithm.round)(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         loss = metrics.get("train/loss", 0.0)
         diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"

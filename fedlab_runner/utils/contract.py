@@ -29,6 +29,7 @@ def in_words(given: Any) -> str:
         return f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sized) else "")
     library = type(given).__module__.partition(".")[0]  # numpy and torch name their types alike
     kind = f"{library} {str(given.dtype).removeprefix('torch.')}"
-    ordered = 0 not in shape and getattr(given.dtype, "kind", "f") in "biuf"
+    valued = 0 not in shape and not getattr(given, "is_meta", False)
+    ordered = valued and getattr(given.dtype, "kind", "f") in "biuf"
     ends = f" from {given.min().item():g} to {given.max().item():g}" if ordered else ""
     return f"{kind} {list(shape)}{ends}"

@@ -149,10 +149,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(stop: int, tmp_path: Path, monk
     run_in(tmp_path / "whole", composed("rounds=6", *MEASURED))
     one_round = Simulation._round
 
-    def interrupted(self: Simulation, now: Any, begins: bool) -> Any:
+    def interrupted(self: Simulation, now: Any, a_round: Any) -> Any:
         if now.round == stop:
             raise Interrupted(15)
-        return one_round(self, now, begins)
+        return one_round(self, now, a_round)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr(Simulation, "_round", interrupted)

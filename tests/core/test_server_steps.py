@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.experiment.loop import Simulation, Snapshot
 from fedlab_runner.experiment.resource_estimate import expected_bytes
 from fedlab_runner.lr_schedules.constant import ConstantLR
+from fedlab_runner.server_optimizers.base import ServerOptimizer
 from fedlab_runner.server_optimizers.none import NoServerOptimizer
 from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.composed import composed
@@ -223,3 +224,42 @@ def test_a_run_that_diverges_names_the_optimisers_learning_rate() -> None:
     with pytest.raises(Diverged, match=r"lower local.lr or server_optimizer.lr, or set local.clip_norm$"):
         for round in range(3):
             now = Snapshot(round + 1, simulation._round(now)[0], fed.state_dict(), None)
+
+
+@dataclass(frozen=True)
+class Own(ServerOptimizer):
+    """An optimiser whose methods give what a test says."""
+
+    of_init: Any
+    of_step: Any
+    operations: ClassVar[int] = 1
+
+    def init(self, x: Tensor) -> Any:
+        return self.of_init(x)
+
+    def step(self, x: Tensor, delta: Tensor, moments: Any, t: int) -> Any:
+        return self.of_step(x, delta, moments)
+
+
+def zeros(x: Tensor) -> tuple[Tensor]:
+    return (torch.zeros_like(x),)
+
+
+@pytest.mark.parametrize(
+    ("init", "step", "line"),
+    [
+        (torch.zeros_like, lambda x, d, m: (x + d, m), r"Own\.init must give a tuple of tensors, got torch float64"),
+        (zeros, lambda x, d, m: x + d, r"Own\.step must give a pair: .*, got torch float64"),
+        (zeros, lambda x, d, m: (x + d, m[0]), r"Own\.step must give a pair: .*, got a tuple of 2"),
+        (zeros, lambda x, d, m: ((x + d)[1:], m), r"Own\.step must give as parameters a tensor like x, \[\d+\] torch"),
+        (zeros, lambda x, d, m: ((x + d).float(), m), r"Own\.step must give as parameters .*, got torch float32"),
+        (zeros, lambda x, d, m: (x + d, m + m), r"Own\.step must give 1 moments of the shapes .*, got a tuple of 2"),
+        (zeros, lambda x, d, m: (x + d, (m[0][1:],)), r"Own\.step must give 1 moments of the shapes"),
+        (zeros, lambda x, d, m: (x + d, (0.9,)), r"Own\.step must give 1 moments of the shapes"),
+        (zeros, lambda x, d, m: (x.add_(d), m), r"Own\.step writes into x or the moments, which the run"),
+        (zeros, lambda x, d, m: (x + m[0].add_(d), m), r"Own\.step writes into x or the moments, which the run"),
+    ],
+)
+def test_an_own_optimiser_keeps_its_contract_from_the_first_step_on(init: Any, step: Any, line: str) -> None:
+    with pytest.raises(UserError, match=f"^{line}"):
+        run(algorithm("fedavg"), federation(optimizer=Own(init, step)), 1)

@@ -267,6 +267,13 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
     assert len(line) < 400
 
 
+def test_no_aggregator_writes_into_the_updates() -> None:
+    mine = Mine("combine", None)
+    setattr(mine, "combine", lambda rows, weights: rows.mul_(weights[:, None]).sum(0))  # noqa: B010  # mypy: no such field
+    with pytest.raises(UserError, match=r"^Mine\.combine writes into the updates or the weights, which the run"):
+        Aggregation(mine, Any).combine(torch.ones(2, 4), torch.ones(2))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("read", [lambda d: d.sum(1), lambda d: d.argmin(1), len, torch.diag, lambda d: d[0]])
 def test_no_aggregator_reads_distances_that_nobody_has_computed(read: Callable[[Any], Any]) -> None:
     mine = Mine("", None)

@@ -22,6 +22,7 @@ from fedlab_runner.algorithms import center
 from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.algorithms.shared.server_batches import server_batches
+from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.checkpoints.store import CheckpointStore
 from fedlab_runner.config import build as config_build
 from fedlab_runner.config.build import build, fingerprint
@@ -31,6 +32,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.run import run_in, run_whole
 from fedlab_runner.experiment.setup import prepare
+from fedlab_runner.server_optimizers.sgd import ServerSGD
 from fedlab_runner.tracking.recorder import Recorder, with_digest, write_summary
 from fedlab_runner.utils import signals
 from fedlab_runner.utils.errors import Diverged, Interrupted, UserError
@@ -395,8 +397,46 @@ def test_an_algorithm_that_writes_into_its_state_leaves_no_checkpoint(
         return state
 
     monkeypatch.setattr(FedAvg, "server_step", writing)
-    with pytest.raises(UserError, match=r"^FedAvg writes into its State"):
+    with pytest.raises(UserError, match=r"^FedAvg\.round writes into its State"):
         run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+    assert not CheckpointStore(tmp_path, 2).rounds()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_optimiser_that_writes_into_the_model_leaves_no_checkpoint(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor if Ctrl-C comes then; and no algorithm is blamed for it."""
+
+    def step(self: ServerSGD, x: torch.Tensor, delta: torch.Tensor, moments: Any, t: int) -> Any:
+        x.add_(delta)
+        if stopped:
+            raise Interrupted(signal.SIGINT)
+        return x, moments
+
+    monkeypatch.setattr(ServerSGD, "step", step)
+    with pytest.raises(UserError, match=r"^ServerSGD\.step writes into x or the moments"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "server_optimizer=sgd", "rounds=2"))
+    assert not CheckpointStore(tmp_path, 2).rounds()
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_an_analysis_that_writes_leaves_no_checkpoint_of_the_round(
+    rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has its memory from the first round on, or writes into the State."""
+
+    def observe(self: NoAnalysis, memory: Any, state: Params, algorithm: Any, fed: Federation) -> Any:
+        if rounds == 1:
+            state.params.add_(1)
+        elif fed.round:
+            memory["n"].add_(1)
+        return memory or {"n": torch.zeros(1)}, {}
+
+    monkeypatch.setattr(NoAnalysis, "init", lambda self: {})
+    monkeypatch.setattr(NoAnalysis, "observe", observe)
+    with pytest.raises(UserError, match=r"^NoAnalysis\.observe writes into its memory or the State"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=3"))
     assert not CheckpointStore(tmp_path, 2).rounds()
 
 
@@ -428,13 +468,17 @@ class Listed(NamedTuple):
     past: list[Any]
 
 
-def test_a_state_with_namedtuples_that_no_field_names_ends_the_first_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("delay", ["none", "constant"])
+def test_a_state_with_namedtuples_that_no_field_names_ends_the_first_round_with_arrivals(
+    delay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def step(self: FedAvg, state: Listed, arrivals: Any, fed: Federation) -> Listed:
+        return state._replace(past=[Params(state.params)]) if len(arrivals) else state
+
     monkeypatch.setattr(FedAvg, "init", lambda self, fed: Listed(fed.family.init(fed.seed), []))
-    monkeypatch.setattr(FedAvg, "server_step", lambda self, state, *how: state._replace(past=[Params(state.params)]))
+    monkeypatch.setattr(FedAvg, "server_step", step)
     with pytest.raises(UserError, match=r"^FedAvg.round must give a State whose fields name the NamedTuples in their"):
-        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2", f"delay={delay}"))
 
 
 @pytest.mark.parametrize("given", [lambda rows: rows, lambda rows: {"rows": rows}, lambda rows: (rows[:1],)])
