@@ -14,7 +14,7 @@ class FirstRounds:
     """An algorithm's rounds, of which the first ones are checked until updates have arrived."""
 
     def __init__(self, algorithm: Algorithm[Any], first: Any) -> None:
-        """`first`: the State before round 0; None for a run that continues later, whose State may have more rows."""
+        """`first`: the State before round 0, against which a checkpoint is read."""
         self._algorithm, self._first, self._due = algorithm, first, True
 
     def __call__(self, state: Any, fed: Federation) -> Any:
@@ -34,15 +34,14 @@ class FirstRounds:
 
 def _check(algorithm: Algorithm[Any], first: Any, after: Any) -> None:
     packed = pack(after)
-    if first is not None:
-        if (names := getattr(first, "_fields", ())) == getattr(after, "_fields", None):
-            for name, old, new in zip(names, first, after, strict=True):
-                words = f"as {name} of the State the type and size of the one before, {in_words(old)}"
-                require(_alike(new, old), algorithm, "round", words, new)
-        alike = _alike(after, first)
-        require(alike, algorithm, "round", "a State with the fields, types and sizes of the one before", after)
-        whole = classes(unpack(packed, like=first)) == classes(after)
-        require(whole, algorithm, "round", "a State whose fields name the NamedTuples in their lists and dicts", after)
+    if (names := getattr(first, "_fields", ())) == getattr(after, "_fields", None):
+        for name, old, new in zip(names, first, after, strict=True):
+            words = f"as {name} of the State the type and size of the first one, {in_words(old)}"
+            require(_alike(new, old), algorithm, "round", words, new)
+    alike = _alike(after, first)
+    require(alike, algorithm, "round", "a State with the fields, types and sizes of the first one", after)
+    whole = classes(unpack(packed, like=first)) == classes(after)
+    require(whole, algorithm, "round", "a State whose fields name the NamedTuples in their lists and dicts", after)
     free = not any(tensor.requires_grad for tensor in tensors_in(after))
     require(free, algorithm, "round", "a State of tensors without a gradient's history (x.detach())", after)
 

@@ -84,14 +84,16 @@ class Simulation:
         saved = store.load(fingerprint, self.fed.family.device, find_damage, also=[stopping(fingerprint)])
         kept = store.keep + 1
         takes = check_needs(self.algorithm, self.fed, self.rounds, store.folder, kept, checkpointing.rounds)
-        now, wall = self._resume(*saved) if saved else (self._initial(), 0.0)
+        initial = self._initial()
+        now, wall = self._resume(initial, *saved) if saved else (initial, 0.0)
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
         # Whether a checkpoint holds the present state. A run has nothing to save before its first evaluation.
         written = True
         begun = saved is not None  # whether there is a checkpoint, or a state to save
-        evaluation, a_round = None, FirstRounds(self.algorithm, None if now.round else now.state)
+        evaluation, a_round = None, FirstRounds(self.algorithm, initial.state)
+        del initial  # which may be large
         recorder.start(now.round if saved else -1)
         on_start()
 
@@ -191,8 +193,7 @@ class Simulation:
     def _analyse(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:
         """The state of the analysis after it has observed the round that begins now, and its metrics."""
         self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
-        read = (now.analysis, now.state) if begins else now.analysis
-        with only_read(self.analysis, "observe", "its memory or the State", read):
+        with only_read(self.analysis, "observe", "its memory or the State", (now.analysis, begins and now.state)):
             return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
 
     def _round(self, now: Snapshot, a_round: Callable[..., Any] | None = None) -> tuple[Any, dict[str, float]]:
@@ -272,11 +273,11 @@ class Simulation:
         modules = [family.module for family in self.fed.families]
         return digest_of(p.detach() for module in modules for p in module.parameters() if not p.requires_grad)
 
-    def restored(self, round: int, payload: dict[str, Any]) -> Any:
-        """The State in the checkpoint after `round` rounds; also restores the federation. Raises UserError for a
-        checkpoint of another run or version.
+    def restored(self, round: int, payload: dict[str, Any], first: Any = None) -> Any:
+        """The State in the checkpoint after `round` rounds, where the `first` one is known (None: it is not); also
+        restores the federation. Raises UserError for a checkpoint of another run or version.
         """
-        first = self.algorithm.init(self.fed)
+        first = self.algorithm.init(self.fed) if first is None else first
         with understood(round, STRANGE):
             if not fits(payload["state"], payload["layout"], like=first):
                 name = type(self.algorithm).__name__
@@ -291,9 +292,9 @@ class Simulation:
                 raise ValueError("its State has other parts, types or sizes")
             return unpack(state, like=first)
 
-    def _resume(self, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
+    def _resume(self, initial: Snapshot, round: int, payload: dict[str, Any]) -> tuple[Snapshot, float]:
         """The snapshot after `round` rounds, and the seconds that the run had taken until then."""
-        state, first_memory = self.restored(round, payload), self.analysis.init()
+        state = self.restored(round, payload, initial.state)
         with understood(round, STRANGE):
-            memory = unpack(payload["analysis"], like=first_memory)
+            memory = unpack(payload["analysis"], like=initial.analysis)
             return Snapshot(round, state, self.fed.state_dict(), memory), float(payload["wall"])
