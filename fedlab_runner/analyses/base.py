@@ -5,7 +5,6 @@ Each choice is a frozen dataclass in a file of this folder, with conf/analysis/<
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fedlab_runner.core.algorithm import Algorithm
@@ -40,26 +39,15 @@ class Analysis(Protocol[Memory]):
         """
 
 
-@dataclass(frozen=True)
-class CheckedAnalysis(Analysis[Any]):
-    """An analysis whose results are held against the contract: `observe` raises UserError where they break it."""
-
-    analysis: Analysis[Any]
-
-    def check(self, algorithm: Algorithm[Any], fed: Federation) -> None:
-        self.analysis.check(algorithm, fed)
-
-    def init(self) -> Any:
-        return self.analysis.init()
-
-    def observe(
-        self, memory: Any, state: Any, algorithm: Algorithm[Any], fed: Federation
-    ) -> tuple[Any, dict[str, float]]:
-        found = self.analysis.observe(memory, state, algorithm, fed)
-        pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
-        require(pair, self.analysis, "observe", "the next memory and a dict of metrics", found)
-        for key, value in found[1].items():
-            named = isinstance(key, str) and key.startswith("analysis/")
-            require(named, self.analysis, "observe", "metrics whose keys begin with analysis/", key)
-            require(is_number(value), self.analysis, "observe", f"a number as {key}", value)
-        return found
+def observed(
+    analysis: Analysis[Any], memory: Any, state: Any, algorithm: Algorithm[Any], fed: Federation
+) -> tuple[Any, dict[str, float]]:
+    """What an analysis finds. Raises UserError where it breaks the contract of `Analysis.observe`."""
+    found = analysis.observe(memory, state, algorithm, fed)
+    pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
+    require(pair, analysis, "observe", "the next memory and a dict of metrics", found)
+    for key, value in found[1].items():
+        named = isinstance(key, str) and key.startswith("analysis/")
+        require(named, analysis, "observe", "metrics whose keys begin with analysis/", key)
+        require(is_number(value), analysis, "observe", f"a number as {key}", value)
+    return found

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedlab_runner.analyses.base import Analysis
+from fedlab_runner.analyses.base import Analysis, observed
 from fedlab_runner.checkpoints.state_packing import differs, fits, layout, pack, unpack
 from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore
 from fedlab_runner.config.run_id import stopping
@@ -194,7 +194,7 @@ class Simulation:
         """The state of the analysis after it has observed the round that begins now, and its metrics."""
         self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         with only_read(self.analysis, "observe", "its memory or the State", (now.analysis, begins and now.state)):
-            return self.analysis.observe(now.analysis, now.state, self.algorithm, self.fed)
+            return observed(self.analysis, now.analysis, now.state, self.algorithm, self.fed)
 
     def _round(self, now: Snapshot, a_round: Callable[..., Any] | None = None) -> tuple[Any, dict[str, float]]:
         """One round from a snapshot, as `a_round` or the algorithm does it: the next State and the round's metrics."""

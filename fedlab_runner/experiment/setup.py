@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
-from fedlab_runner.analyses.base import CheckedAnalysis
 from fedlab_runner.client_splits.base import Parts, checked_split
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.run_id import SERVER_DATA
@@ -166,9 +165,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     with faults("evaluation", c.evaluation):
         check_matrix(c.evaluation, c.algorithm, fed)
     given = _digest(train, data.test, split, server_data, delays if topology is None else topology)
-    simulation = Simulation(
-        c.algorithm, fed, test, c.evaluation, CheckedAnalysis(c.analysis), c.lr_schedule, c.rounds, given
-    )
+    simulation = Simulation(c.algorithm, fed, test, c.evaluation, c.analysis, c.lr_schedule, c.rounds, given)
     homes = [int(fed.home.mask(family).sum()) for family in families]
     sizes = " or ".join(
         f"{family.size:,}" + (f" ({home:,} of them at home)" if home else "")

@@ -11,12 +11,17 @@ from fedlab_runner.utils.errors import RunFailed
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Turns SystemExit within the block into RunFailed, which names the line of the code that asked for the end."""
+    """Turns SystemExit within the block into RunFailed, which names the line of the code that asked for the end.
+
+    submitit's signal handler raises one wherever a run is that Slurm has put back into its queue: that job ends.
+    """
     try:
         yield
     except SystemExit as end:
         frames = [(frame, line) for frame, line in traceback.walk_tb(end.__traceback__) if not _is_pythons(frame)]
         frame, line = frames[-1]
+        if _package(frame) == "submitit":
+            raise
         place = f"{frame.f_code.co_filename}, line {line},"
         raise RunFailed(
             f"{place} ends the program (sys.exit, code {end.code!r}): return there, or raise a UserError of one line"
@@ -25,4 +30,8 @@ def refused() -> Iterator[None]:
 
 def _is_pythons(frame: FrameType) -> bool:
     """Whether a frame is of the standard library, such as argparse's."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names
+    return _package(frame) in sys.stdlib_module_names
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlab_runner.analyses.base import CheckedAnalysis
+from fedlab_runner.analyses.base import observed
 from fedlab_runner.client_splits.base import Parts, checked_split
 from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.client_data import ClientData
@@ -124,7 +124,7 @@ def home(mine: Any) -> Any:
 
 def observe(mine: Any) -> Any:
     nothing: Any = None
-    return CheckedAnalysis(mine).observe(nothing, nothing, nothing, nothing)
+    return observed(mine, nothing, nothing, nothing, nothing)
 
 
 def served(**changes: Any) -> tuple[ServerData, Data]:

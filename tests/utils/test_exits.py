@@ -36,6 +36,14 @@ def test_the_line_names_the_code_that_leaves(way: Any, code: str) -> None:
         way()
 
 
+def test_a_job_that_slurm_has_put_back_into_its_queue_ends() -> None:
+    """submitit's signal handler leaves from wherever the run is, and the job must not count as failed."""
+    of_submitit: dict[str, Any] = {"__name__": "submitit.core.job_environment"}
+    exec("import sys\ndef handler():\n    sys.exit(-1)\n", of_submitit)
+    with pytest.raises(SystemExit), exits.refused():
+        of_submitit["handler"]()
+
+
 def test_the_other_jobs_of_a_sweep_run(fedlab: Fedlab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
     step = FedAvg.server_step
