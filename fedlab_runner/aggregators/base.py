@@ -22,7 +22,9 @@ class Aggregator(ABC):
     """False: the weighted mean stays as it is, to the bit, and no method is called."""
 
     compares: ClassVar[bool] = False
-    """`weights` reads the distances between the updates. Otherwise nobody computes them."""
+    """`weights` reads the distances between the updates. Otherwise nobody computes them, and reading them ends the
+    run.
+    """
 
     def check(self, arriving: int) -> None:
         """Raises ValueError, which begins with a field's name, if a round of `arriving` updates is too small.
