@@ -330,6 +330,6 @@ def test_what_an_own_class_writes_into_its_arguments_reaches_nobody_else() -> No
     dealt(writing("split", RIGHT), arrays[1], arrays[3], 3, rng())
     checked_split(writing("split", Parts(RIGHT, RIGHT, None)), [ids[:1], ids[1:], ids[:0]], examples, examples, 0)
     drawn_delays(writing("sample", np.arange(3)), rng(), ids)
-    asked_clients(writing("sample", np.array([2])), rng(), ids, 9)
+    asked_clients(writing("sample", np.array([2])), rng(), ids, 9, 0)
     reporting_clients(writing("reporting", (np.array([2]), np.array([1]))), ids, ids)
     assert all(np.array_equal(one, other) for one, other in zip(arrays, before, strict=True))

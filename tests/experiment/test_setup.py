@@ -76,4 +76,4 @@ def test_a_runs_analysis_is_held_against_its_contract() -> None:
     components = build(composed(*ALONE, small=False))
     simulation = prepare(replace(components, analysis=Alone())).simulation
     with pytest.raises(UserError, match=r"^Alone.observe must give the next memory and a dict of metrics"):
-        simulation._analyse(simulation._initial())
+        simulation._analyse(simulation._initial(), begins=True)
