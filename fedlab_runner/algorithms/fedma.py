@@ -164,7 +164,7 @@ class FedMA(ServerAlgorithm[FedMAState, Models]):
         return FedMAState(x, state.layer + 1, chosen[0].size, state.frozen | chosen[0].own(x), models, taken)
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
-        return all_discarded(self.late_policy, arriving)
+        return all_discarded(self.late_policy, arriving, "" if self.layerwise else "take model, or ")
 
     def _aligned(
         self, arrivals: Updates[Models], groups: Sequence[NeuronGroup], fed: Federation

@@ -88,7 +88,7 @@ class GAMF(ServerAlgorithm[Params, Models]):
         return Params(arrivals.mean(self._aligned(arrivals.upload.models, fed), uniform=self.weighting == "uniform"))
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:
-        return all_discarded(self.late_policy, arriving)
+        return all_discarded(self.late_policy, arriving, "take model, or ")
 
     def _aligned(self, models: Tensor, fed: Federation) -> Tensor:
         """Models [A, D] with their neurons in the order of the first."""

@@ -49,5 +49,5 @@ def observed(
     for key, value in found[1].items():
         named = isinstance(key, str) and key.startswith("analysis/")
         require(named, analysis, "observe", "metrics whose keys begin with analysis/", key)
-        require(is_number(value), analysis, "observe", f"a number as {key}", value)
+        require(value is None or is_number(value), analysis, "observe", f"a number as {key}", value)
     return found

@@ -251,8 +251,9 @@ def _portable(payload: Any, known: dict[int, Any] | None = None) -> Any:
 
 def other_config(path: Path, theirs: dict[str, Any], ours: dict[str, Any], folder: Path) -> str:
     """The line on a file, in a run's folder, of another fingerprint than ours."""
-    there, here = dict(_leaves(theirs)), dict(_leaves(ours))
-    keys = [key for key in there | here if canonical(there.get(key, "absent")) != canonical(here.get(key, "absent"))]
+    there, here = (dict(sorted(_leaves(each))) for each in (theirs, ours))
+    names = there | here
+    keys = [key for key in names if canonical(there.get(key, "absent")) != canonical(here.get(key, "absent"))]
     shown = [f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys]
     more = f" and {len(shown) - _MAX_KEYS_SHOWN} more" if len(shown) > _MAX_KEYS_SHOWN else ""
     return f"{path} is of another config: {', '.join(shown[:_MAX_KEYS_SHOWN])}{more}: {_remedy(folder)}"

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner.utils.files import append_line, write_text_atomically
 
 FOLDER = ".hydra"  # in the run's folder
-EXPERIMENTS = f"{FOLDER}/experiments.txt"  # the experiment of each command that asked for the run, one a line
+EXPERIMENTS = f"{FOLDER}/experiments.txt"  # the experiments of the commands that asked for the run, one a line
 
 
 def overrides_of(hydra: Any, part: str = "task") -> list[str]:
@@ -28,5 +28,6 @@ def write(cfg: DictConfig) -> None:
     folder = run_folder / FOLDER
     for name, part in {"config": cfg, "hydra": hydra, "overrides": hydra.hydra.overrides.task}.items():
         write_text_atomically(folder / f"{name}.yaml", OmegaConf.to_yaml(part))
-    if experiment := hydra.hydra.runtime.choices.get("experiment"):
-        append_line(run_folder / EXPERIMENTS, experiment)
+    experiment, noted = hydra.hydra.runtime.choices.get("experiment"), run_folder / EXPERIMENTS
+    if experiment and not (noted.is_file() and experiment in noted.read_text(errors="replace").splitlines()):
+        append_line(noted, experiment)

@@ -1,6 +1,6 @@
 """A run's aggregator, applied to the updates of a round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,23 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.overwriting import only_read
 
 TOLERANCE = 1e-6  # of the sum of an aggregator's weights
+# What asks a tensor for its number of values and their type.
+OF_NUMBER = {
+    *(Tensor.size, Tensor.dim, Tensor.__len__),
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device")),
+}
 VALUES_PER_CALL = 2**21  # of all updates together, that are compared in float64 at once: a bound on memory
 
 
 class Unread(Tensor):
-    """In the place of distances that nobody has computed: whatever reads it ends the run."""
+    """In the place of distances that nobody has computed: whatever reads more than their number ends the run."""
 
     @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in OF_NUMBER:
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch
         raise UserError(
             "aggregator reads the distances between updates, which are computed only for a class with "
             "`compares: ClassVar[bool] = True`: write that into the class"

@@ -55,6 +55,13 @@ def differ(found: Tensor, expected: Tensor) -> bool:
     return not torch.allclose(found.to(expected.dtype), expected, rtol=0, atol=near, equal_nan=True)
 
 
+def _is_same(found: Tensor, expected: Tensor) -> bool:
+    """Whether two values are equal, NaN in the same places too."""
+    return torch.equal(found, expected) or (
+        found.shape == expected.shape and bool(((found == expected) | (found.isnan() & expected.isnan())).all())
+    )
+
+
 def unheld(family: ModelFamily) -> dict[str, Tensor]:
     """Copies of what no model's vector holds: parameters without a gradient, and buffers that are not floats."""
     return {k: v.detach().clone() for k, v in named_values(family.module).items() if k not in family.layout}
@@ -64,7 +71,7 @@ def check_unheld(family: ModelFamily, before: dict[str, Tensor]) -> None:
     """Raises ValueError if what no vector holds is not as `before`."""
     now = named_values(family.module)
     for name, value in before.items():
-        if name not in now or not torch.equal(now[name], value):
+        if name not in now or not _is_same(now[name], value):
             raise ValueError(
                 f"the model changes {name}, which no model's vector holds, in forward() or train(), so that all "
                 "clients would share it: keep what changes in a float buffer, and merge no weights in train()"
@@ -123,7 +130,14 @@ def check_ways(family: ModelFamily, w: Tensor, inputs: Tensor, expected: Tensor)
     with by_torch(), torch.no_grad():
         # In another order: a copy that reads what the network itself keeps finds other examples.
         by_name = family.evaluate(w[: family.num_params], w[family.num_params :], inputs.flip(0)).flip(0)
+    try:
         network = SeparateModule(family, w.clone())
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot be copied ({reason(error)}): keep no lock, file, generator or module of Python in an "
+            "attribute of it"
+        ) from error
+    with by_torch(), torch.no_grad():
         network.follow_mode()
         copied = network(inputs)
         network.give_back()

@@ -60,7 +60,7 @@ class RoundMetrics:
                 raise UserError(
                     f"an algorithm must not set the metric {key!r}: fed.metrics.report(name=...) sets algorithm/name"
                 )
-            if not is_number(value):
+            if value is not None and not is_number(value):
                 raise UserError(f"the metric {key!r} must be a number, got {in_words(value)}")
         self.values |= values
 

@@ -50,6 +50,8 @@ def model_faults(model: Architecture | Mix, data: Data) -> Iterator[None]:
 def _method(component: object, error: ValueError) -> str:
     """`Class.method: ` of the component's method in which an error was raised; empty if it was raised elsewhere."""
     for frame, _ in walk_tb(error.__traceback__):
-        if next(iter(frame.f_locals.values()), None) is component:  # a method's first argument
-            return f"{type(component).__name__}.{frame.f_code.co_name}: "
+        name = frame.f_code.co_name
+        # A method's first argument; functions that call the component's methods have it too.
+        if hasattr(component, name) and next(iter(frame.f_locals.values()), None) is component:
+            return f"{type(component).__name__}.{name}: "
     return ""

@@ -45,12 +45,19 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     mine = [
         each
         for each in groups
-        if any(experiment in run.experiments for run in each.runs) or (paper and paper.has(each))
+        if any(experiment in run.experiments for run in each.runs) or (paper and _is_read(paper, each))
     ]
     if not mine:
         names = sorted({name for each in groups for run in each.runs for name in run.experiments or ["none"]})
         raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
     return group(run for each in mine for run in each.runs)  # named again, because fewer keys distinguish these runs
+
+
+def _is_read(paper: published.Paper, group: SeedGroup) -> bool:
+    """Whether a cell of a paper's table fits a setting, or takes its target from it."""
+    others = [{"algorithm": row["target"]["algorithm"]} for row in paper.rows if "target" in row]
+    wanted = ({**column, **each} for each in others for column in paper.columns)
+    return paper.has(group) or any(published.fits(group, each) for each in wanted)
 
 
 def report(

@@ -39,7 +39,7 @@ RUN_FILES = {
     CONFIG: "the resolved config of the run",
     COMPOSED: "the config of a run that has not begun",
     CHOICES: "the choices of config files, and the overrides",
-    EXPERIMENTS: "the experiment of each command that asked for the run, one a line",
+    EXPERIMENTS: "the experiments of the commands that asked for the run, one a line",
     "metrics.jsonl": "the metrics, an object a round; a function of the config",
     "timings.jsonl": "seconds, an object a round",
     "summary.json": "the objective, and the SHA-256 of metrics.jsonl",

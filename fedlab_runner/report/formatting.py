@@ -77,12 +77,6 @@ def _is_seen(words: str) -> bool:
     return re.search("[1-9]", words) is not None
 
 
-def as_shown(number: float, metric: str, digits: int | None = None) -> float:
-    """The number that `value` shows; NaN for no value."""
-    shown = value(number, metric, digits).replace(",", "").replace(MINUS, "-")
-    return math.nan if shown == NONE else float(shown)
-
-
 def spread(values: Sequence[float], metric: str, deviation: float | None = None, digits: int | None = None) -> str:
     """Mean ± `deviation` (None: the standard deviation of the values, which a single value does not have)."""
     deviation = std(values) if deviation is None else deviation

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.report.content import Cell, ReportTable, cell
 from fedlab_runner.report.formatting import NONE as NOTHING
-from fedlab_runner.report.formatting import PLUS_MINUS, amount, as_shown, decimals, difference, remarks, spread
+from fedlab_runner.report.formatting import PLUS_MINUS, amount, decimals, difference, remarks, spread
 from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, mean, std
@@ -272,11 +272,12 @@ def _rank(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool,
     return len(ours) >= MIN_SEEDS, -math.inf if math.isnan(mean(ours)) else sign * mean(ours)
 
 
-def _place(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, int | None, float]:
-    """What two cells of a column have in common if they look equal: enough seeds, the decimals, and the shown mean."""
+def _place(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, str]:
+    """What two cells of a column have in common if they look equal: enough seeds, and the shown mean."""
     ours = ours_of(groups, column)
-    digits = _digits(column, groups, deviation_of(paper, groups, column, ours))
-    return len(ours) >= MIN_SEEDS, digits, as_shown(mean(ours), _metric_of(column, groups), digits)
+    deviation = deviation_of(paper, groups, column, ours)
+    shown = spread(ours, _metric_of(column, groups), deviation, _digits(column, groups, deviation))
+    return len(ours) >= MIN_SEEDS, shown.partition(f" {PLUS_MINUS} ")[0]
 
 
 def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:

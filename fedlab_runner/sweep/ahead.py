@@ -41,11 +41,18 @@ def _validate(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
         return _legal(sweeper, batch)
     if sweeper.batch_index > 1:  # the first batch has told all
         return None
+    # Slurm runs the jobs on other machines, whose GPUs nobody knows here.
+    elsewhere = "submitit" in str(sweeper.config.hydra.launcher["_target_"])
     jobs = [job for each in sweeper.overrides for job in each]
     loader = sweeper.hydra_context.config_loader
     found = defaultdict(list)
     for number, job in enumerate(jobs, 1):
-        for line in _faults(loader.load_sweep_config(sweeper.config, list(job)), number - 1):
+        cfg = loader.load_sweep_config(sweeper.config, list(job))
+        with open_dict(cfg):
+            cfg.hydra.job.num, cfg.hydra.job.id = number - 1, str(number - 1)
+            if elsewhere:
+                cfg.device = "auto"
+        for line in _faults(cfg):
             found[line].append(number)
     for line, numbers in [*found.items()][:MAX_FAULTS]:
         first = f"job {numbers[0]}/{len(jobs)}"
@@ -55,12 +62,10 @@ def _validate(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
         _log.warning("and %d more faults", len(found) - MAX_FAULTS, extra=IN_SWEEP)
 
 
-def _faults(cfg: DictConfig, number: int) -> list[str]:
+def _faults(cfg: DictConfig) -> list[str]:
     """The faults of a job's config, whose values may take Hydra's number of the job, counted from 0 over all batches,
     and its folder.
     """
-    with open_dict(cfg):
-        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
     with mock.patch.object(HydraConfig.instance(), "cfg", None):
         HydraConfig.instance().set_config(cfg)
         try:

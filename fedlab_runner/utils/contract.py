@@ -1,6 +1,7 @@
 """Holds what an own class gives against its contract, so that a breach is one line and not a wrong number."""
 
 from collections.abc import Sized
+from numbers import Real
 from typing import Any
 
 from fedlab_runner.utils.errors import UserError
@@ -15,8 +16,8 @@ def require(holds: bool, component: object, method: str, contract: str, given: A
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one number: of Python, of numpy, or a tensor without dimensions."""
-    return isinstance(value, int | float) or getattr(value, "shape", None) == ()
+    """Whether a value is one number: of Python, of numpy, or an array or tensor of one value."""
+    return isinstance(value, Real) or getattr(value, "shape", None) in ((), (1,))
 
 
 def in_words(given: Any) -> str:

@@ -18,7 +18,7 @@ def refused() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        frames = [(frame, line) for frame, line in traceback.walk_tb(end.__traceback__) if not _is_pythons(frame)]
+        frames = [(frame, line) for frame, line in traceback.walk_tb(end.__traceback__) if not _is_between(frame)]
         frame, line = frames[-1]
         if _package(frame) == "submitit":
             raise
@@ -28,9 +28,11 @@ def refused() -> Iterator[None]:
         ) from end
 
 
-def _is_pythons(frame: FrameType) -> bool:
-    """Whether a frame is of the standard library, such as argparse's."""
-    return _package(frame) in sys.stdlib_module_names
+def _is_between(frame: FrameType) -> bool:
+    """Whether a frame only passes an exit on: one of the standard library, such as argparse's, or of W&B, which stands
+    in the place of `sys.exit`.
+    """
+    return _package(frame) in {*sys.stdlib_module_names, "wandb"}
 
 
 def _package(frame: FrameType) -> str:

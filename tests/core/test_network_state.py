@@ -1,5 +1,6 @@
 """Networks that change or keep what no model's vector holds are refused; other odd ones train as a plain loop does."""
 
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -198,6 +199,25 @@ class Words(nn.Module):
         return logits
 
 
+class Unused(nn.Module):
+    """A frozen parameter has a value that is not a number and that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.scales = nn.Parameter(torch.tensor([1.0, torch.nan]), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(inputs) * self.scales[0]
+        return logits
+
+
+class Locking(Unused):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 class Branching(nn.Module):
     """Which layer computes depends on the minibatch."""
 
@@ -246,6 +266,7 @@ REFUSED: dict[str, tuple[Build, str]] = {
         "torch cannot compute the model as a function .* torch.jit",
     ),
     "DataParallel": (lambda: nn.DataParallel(mlp()), "torch cannot compute the model as a function .*DataParallel"),
+    "a lock": (Locking, r"the model cannot be copied \(.*lock.*\): keep no lock"),
     "sparse": (lambda: Words(sparse=True), "torch cannot compute the model as a function .* and sparse gradients"),
 }
 
@@ -266,6 +287,7 @@ TRAINS: dict[str, tuple[Build, bool, bool]] = {
     "padding": (lambda: Words(padding_idx=0), False, True),
     "frequencies": (lambda: Words(scale_grad_by_freq=True), False, True),
     "a branch": (Branching, False, True),
+    "unused": (Unused, False, False),
     "weight norm": (with_first(parametrizations.weight_norm), False, False),
     "old weight norm": (with_first(weight_norm), False, False),
     "spectral norm": (with_first(parametrizations.spectral_norm), False, True),

@@ -31,7 +31,12 @@ class Reader:
     ],
 )
 def test_a_fault_has_a_place(fault: Exception, line: str) -> None:
+    """Also where a function of the run, which has the component as its first argument too, calls the method."""
     reader = Reader("x")
+
+    def loaded(dataset: Reader) -> None:
+        dataset.load(fault)
+
     with pytest.raises(UserError) as raised, faults("dataset", reader):
-        reader.load(fault)
+        loaded(reader)
     assert str(raised.value) == line

@@ -15,6 +15,7 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.datasets.checks import loaded
 from fedlab_runner.datasets.examples import Data, Examples
@@ -274,9 +275,13 @@ def test_no_aggregator_writes_into_the_updates() -> None:
         Aggregation(mine, Any).combine(torch.ones(2, 4), torch.ones(2))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("read", [lambda d: d.sum(1), lambda d: d.argmin(1), len, torch.diag, lambda d: d[0]])
+@pytest.mark.parametrize("read", [lambda d: d.sum(1), lambda d: d.argmin(1), lambda d: d.T, torch.diag, lambda d: d[0]])
 def test_no_aggregator_reads_distances_that_nobody_has_computed(read: Callable[[Any], Any]) -> None:
+    """But how many there are."""
     mine = Mine("", None)
+    setattr(mine, "weights", lambda shares, d: shares / shares.sum() * len(d) / d.shape[0])  # noqa: B010  # mypy: no such field
+    mine.tolerated = lambda arrived: None
+    Aggregation(mine, RoundMetrics()).weights(torch.full((2,), 0.5, dtype=torch.float64), [torch.zeros(2, 4)])
     setattr(mine, "weights", lambda shares, distances: (read(distances), shares)[1])  # noqa: B010  # mypy: no such field
     with pytest.raises(UserError, match=r"^aggregator reads .* `compares: ClassVar\[bool\] = True`: write that into"):
         weights(mine)

@@ -517,8 +517,9 @@ def test_the_target_of_a_row_is_what_another_algorithm_has_in_a_round(tmp_path: 
     assert [cells(written(tmp_path)["report.md"], row)[0] for row in found] == ["\N{EN DASH}"] * 2
     for seed, (then, end) in enumerate(((0.03, 0.3), (0.05, 0.5))):
         rows = curve(*[0.01] * 100, then, *[0.1] * 399, end)
-        write_run(tmp_path, *fed, "algorithm=dec_fedavg", f"seed={seed}", rows=rows, small=False)
-    files = written(tmp_path)
+        others = "experiment=dfml/table6", *fed[1:], "algorithm=dec_fedavg", f"seed={seed}"
+        write_run(tmp_path, *others, rows=rows, small=False)
+    files = written(tmp_path, experiment="dfml/table8")
     assert [cells(files["report.md"], row)[:2] for row in found] == [
         ["**20**<br>1 seed", "30"],
         ["200<br>1 seed", "90"],
@@ -526,7 +527,8 @@ def test_the_target_of_a_row_is_what_another_algorithm_has_in_a_round(tmp_path: 
     rows = {row["row"]: row["mean"] for row in records(files["paper.csv"]) if row["seeds"] == "1"}
     assert {row: float(mean) for row, mean in rows.items()} == dict(zip(found, (20, 200), strict=True))
     write_run(tmp_path, *fed, "algorithm=dec_fedavg", "local.lr=0.5", rows=curve(*[0.7] * 501), small=False)
-    assert [cells(written(tmp_path)["report.md"], row)[0] for row in found] == ["\N{EN DASH}"] * 2
+    files = written(tmp_path, experiment="dfml/table8")
+    assert [cells(files["report.md"], row)[0] for row in found] == ["\N{EN DASH}"] * 2
 
 
 def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:

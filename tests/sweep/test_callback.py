@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -390,6 +391,20 @@ def test_the_faults_of_a_grid_are_those_of_jobs_with_their_number_and_folder(lau
     told = [line.split(": ")[1:] for line in out.splitlines() if "will fail" in line]
     assert told == [["job 1/3 will fail", "participation.cohort_size must be >= 1, got 0"]]
     assert [row.values() for row in records.read(only_folder())] == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "submitit_slurm"])
+def test_this_machine_says_nothing_of_those_where_slurm_runs_jobs(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with initialize_config_dir(str(build.conf_dir()), version_base="1.3"):
+        cfg = compose("train", ["device=cuda:99"], return_hydra_config=True)
+    cfg.hydra.launcher["_target_"] = f"hydra_plugins.{launcher}.Launcher"
+    context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=lambda *_: cfg))
+    sweeper = SimpleNamespace(config=cfg, batch_index=1, overrides=[[["seed=0"]]], hydra_context=context)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    ahead._validate(sweeper, [])
+    assert ("device must be" in caplog.text) == (launcher == "basic")
 
 
 def test_an_interpolation_stays_in_a_job(launch: Sweep) -> None:

@@ -29,6 +29,23 @@ def finds_no_file(*_: Any) -> None:
     sys.exit("no such file")
 
 
+def named(module: str, source: str) -> dict[str, Any]:
+    """The contents of a module with this name."""
+    contents: dict[str, Any] = {"__name__": module}
+    exec(source, contents)
+    return contents
+
+
+@pytest.fixture(params=[False, True], ids=["python", "wandb"])
+def exit_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own `sys.exit`, and W&B's, which calls it."""
+    if request.param:
+        hooked = named("wandb.sdk.lib.exit_hooks", "def leave(code=None):\n    own(code)\n")
+        hooked["own"] = sys.exit
+        monkeypatch.setattr(sys, "exit", hooked["leave"])
+
+
+@pytest.mark.usefixtures("exit_of")
 @pytest.mark.parametrize(("way", "code"), [(leaves, "0"), (asks, "0"), (finds_no_file, "'no such file'")])
 def test_the_line_names_the_code_that_leaves(way: Any, code: str) -> None:
     place = f"{__file__}, line {way.__code__.co_firstlineno + 1}"
@@ -36,10 +53,10 @@ def test_the_line_names_the_code_that_leaves(way: Any, code: str) -> None:
         way()
 
 
+@pytest.mark.usefixtures("exit_of")
 def test_a_job_that_slurm_has_put_back_into_its_queue_ends() -> None:
     """submitit's signal handler leaves from wherever the run is, and the job must not count as failed."""
-    of_submitit: dict[str, Any] = {"__name__": "submitit.core.job_environment"}
-    exec("import sys\ndef handler():\n    sys.exit(-1)\n", of_submitit)
+    of_submitit = named("submitit.core.job_environment", "import sys\ndef handler():\n    sys.exit(-1)\n")
     with pytest.raises(SystemExit), exits.refused():
         of_submitit["handler"]()
 

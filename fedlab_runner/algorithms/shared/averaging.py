@@ -55,13 +55,13 @@ def check_averaging(
     above(0, server_lr=server_lr)
 
 
-def all_discarded(late_policy: str, arriving: Sequence[np.ndarray]) -> str | None:
+def all_discarded(late_policy: str, arriving: Sequence[np.ndarray], instead: str = "take delta, or ") -> str | None:
     """Why the mean of the arrived updates has not moved the server model, by the stalenesses [A] of each round; None if
-    it has moved. See `ServerAlgorithm.stands_still`.
+    it has moved. `instead` names another policy, if there is one. See `ServerAlgorithm.stands_still`.
     """
     if late_policy != "discard" or any((staleness == 0).any() for staleness in arriving):
         return None
-    return "every update is late, and algorithm.late_policy=discard drops it: take delta, or lower the delay"
+    return f"every update is late, and algorithm.late_policy=discard drops it: {instead}lower the delay"
 
 
 def make_update(family: ModelFamily, x: Tensor, y: Tensor, late_policy: str, *, keep: bool = False) -> Update:
