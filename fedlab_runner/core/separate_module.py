@@ -1,7 +1,6 @@
 """A second network of a family, so that several models can compute at the same time."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.updates import tensors_in
 
 _Copy = tuple[nn.Module, list[Any]]  # a network, and those of its values that a vector holds, in the vector's order
 # Networks that were given back: to make one takes as long as two steps of a small model.
@@ -54,18 +54,9 @@ def _copy(family: ModelFamily) -> _Copy:
     found: dict[int, Any] = {id(value): value for value in own.values()}
     values = [nn.Parameter(own[k].data) if own[k].requires_grad else own[k].data for k in family.layout]
     found |= {id(own[k]): value for k, value in zip(family.layout, values, strict=True)}
-    kept = (value for module in family.module.modules() for value in _tensors(vars(module)))
+    kept = (value for module in family.module.modules() for value in tensors_in(vars(module)))
     found |= {id(value): _plain(value) for value in kept if not value.is_leaf or is_functorch_wrapped_tensor(value)}
     return copy.deepcopy(family.module, found), values
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
 
 
 def _plain(kept: Tensor) -> Tensor:
