@@ -57,7 +57,7 @@ def find_class(target: Any) -> type:
         raise ValueError(f"cannot be imported, got {target!r}: {module_name!r} has no {class_name!r}")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ValueError(f"must name a dataclass, got {target!r}")
-    frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]  # typeshed leaves out what Python documents
+    frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]  # typeshed has no such name
     if not frozen:  # a run that continues knows nothing of an attribute set in a round
         raise ValueError(f"must name a frozen dataclass, got {target!r}: write @dataclass(frozen=True) above the class")
     return cls
