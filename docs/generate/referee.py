@@ -29,7 +29,7 @@ state is the loop's after every round, to 1e-10 in float64.
 - *Tests*: identities with other methods, closed forms, limits.
 - *Oracle*: code that others wrote. It gets the same first model, cohorts and minibatches. After every round the \
 server's models are compared, and what the clients of the round keep to themselves.
-- *Published numbers*: runs of the paper's experiments, on the page of [results](results.md).
+- *Published numbers*: runs beside numbers that a paper prints, on the page of [results](results.md).
 
 An empty cell says that there is none."""
 _LOOPS = """\
@@ -205,7 +205,8 @@ def _is_named(method: str, text: str) -> bool:
     cls, shown = target(conf_dir() / "algorithm" / f"{method}.yaml").__name__, method_style(method).name
     first = [row[0].replace("+", "") for row in markdown.rows(text)]
     in_rows = any(re.match(rf"{cls}\b", cell, re.IGNORECASE) for cell in first)
-    in_rows |= any(shown.replace("Dec.", "decentralised") in row[1:3] for row in markdown.rows(text))
+    named = {part.strip() for row in markdown.rows(text) for cell in row[1:3] for part in cell.split(";")}
+    in_rows |= shown.replace("Dec.", "decentralised") in named
     presets = re.findall(r"\bexperiment=(published/\w+)", text)
     return (
         in_rows
