@@ -19,7 +19,7 @@ from fedlab_runner.server_optimizers.base import ServerOptimizer
 from fedlab_runner.server_optimizers.none import NoServerOptimizer
 from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.composed import composed
-from tests.helpers.kinds import by_kind
+from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import (
     ALGORITHMS,
@@ -74,8 +74,7 @@ def same(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
 
 
-@pytest.mark.parametrize("optimizer", ACTING)
-@pytest.mark.parametrize("name", by_kind(STEPPING))
+@pytest.mark.parametrize(("name", "optimizer"), in_turns(STEPPING, ACTING))
 def test_only_parameters_follow_the_optimiser_and_a_run_resumes_to_the_same_bits(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,8 +110,9 @@ def test_only_parameters_follow_the_optimiser_and_a_run_resumes_to_the_same_bits
     assert same(fed.state_dict()["server_steps"]["moments"], again.state_dict()["server_steps"]["moments"])
 
 
-@pytest.mark.parametrize("optimizer", ACTING)
-@pytest.mark.parametrize("name", by_kind([name for name in STEPPING if algorithm(name).home_fault() is None]))
+@pytest.mark.parametrize(
+    ("name", "optimizer"), in_turns([name for name in STEPPING if algorithm(name).home_fault() is None], ACTING)
+)
 def test_values_at_home_stay_in_the_servers_model_as_the_algorithm_leaves_them(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +135,7 @@ def test_sgd_with_lr_1_and_without_momentum_is_no_optimiser_and_none_is_off_to_t
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("name", by_kind(STEPPING))
 def test_it_makes_a_difference_and_costs_memory_and_operations(name: str) -> None:
     plain, fed = (federation(**LATE, optimizer=each) for each in (None, server_optimizer("adam")))
     method = built(name)

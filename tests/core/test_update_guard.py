@@ -25,7 +25,7 @@ from fedlab_runner.participation.base import Participation
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.composed import composed, files
-from tests.helpers.kinds import by_kind
+from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.toy import (
     ALGORITHMS,
     ANY_OPTIMIZER,
@@ -57,8 +57,7 @@ def test_stop_names_client_and_round(name: str) -> None:
         run(few_rounds(name), guarded("stop", participation=Everyone()), 4)
 
 
-@pytest.mark.parametrize("policy", ["drop", "zero", "clip"])
-@pytest.mark.parametrize("name", by_kind(TRAINING))
+@pytest.mark.parametrize(("name", "policy"), in_turns(TRAINING, ["drop", "zero", "clip"]))
 def test_the_run_goes_on_and_counts(name: str, policy: str) -> None:
     training = local(epochs=1, update_norm=1.0 if policy == "clip" else None)
     fed = guarded(policy, participation=Everyone(), training=training)
@@ -72,8 +71,7 @@ def test_the_run_goes_on_and_counts(name: str, policy: str) -> None:
     assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
 
 
-@pytest.mark.parametrize("std", [0.0, 2.0], ids=["synchronous", "late"])
-@pytest.mark.parametrize("name", by_kind(SERVED))
+@pytest.mark.parametrize(("name", "std"), in_turns(SERVED, [0.0, 2.0]))
 def test_drop_is_a_client_that_did_not_answer(name: str, std: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same State, to the bit, as where the client was asked and never began; it is busy for as long."""
     how: dict[str, Any] = {"participation": Everyone(), "std": std, "seed": 1}

@@ -17,7 +17,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.executors.test_contract import EVERYONE, SETTINGS, train
 from tests.helpers.added import ADDED, data, draws, scaled
-from tests.helpers.kinds import by_pairs
+from tests.helpers.kinds import in_turns
 from tests.helpers.toy import federation, mlp, normed
 
 OF_COMPILED: dict[str, Executor] = {"loop": Loop(compile=True), "chunks": Vectorized(chunk_size=3, compile=True)}
@@ -67,7 +67,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("executor", "setting", "how"), by_pairs(OF_COMPILED, [name for name in SETTINGS if name != "tiny_batches"], HOW)
+    ("executor", "setting", "how"), in_turns(OF_COMPILED, [name for name in SETTINGS if name != "tiny_batches"], HOW)
 )
 def test_layers_move_as_vectors(executor: str, setting: str, how: str, compiled: list[bool]) -> None:
     found = []

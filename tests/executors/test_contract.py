@@ -23,7 +23,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.added import ADDED, data
-from tests.helpers.kinds import by_pairs
+from tests.helpers.kinds import by_pairs, in_turns
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import CLASSES, FEATURES, RAGGED, asked, federation, home, local, mlp, normed
 
@@ -109,8 +109,7 @@ def plain_loop(fed: Federation, module: nn.Module, client: int, setting: LocalTr
     return fed.family.vector(module), sum(losses) / sum(weights)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "model"), in_turns(SETTINGS, MODELS))
 def test_the_loop_is_a_plain_pytorch_loop(setting: str, model: str) -> None:
     fed = federation(build=MODELS[model], training=SETTINGS[setting])
     y, losses = train(fed)

@@ -19,7 +19,7 @@ from tests.augment.test_augment import CROP_FLIP, CUTOUT, of_images
 from tests.executors.test_contract import EVERYONE, MODELS, SETTINGS, dropping, train
 from tests.helpers import tape
 from tests.helpers.added import ADDED, data
-from tests.helpers.kinds import by_kind, by_pairs
+from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.toy import ALGORITHMS, RAGGED, algorithm, federation, local, mlp, normed, run, vectors
 
 
@@ -45,7 +45,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield made
 
 
-@pytest.mark.parametrize(("setting", "model", "chunk_size"), by_pairs(SETTINGS, MODELS, (None, 3, 1)))
+@pytest.mark.parametrize(("setting", "model", "chunk_size"), in_turns(SETTINGS, MODELS, (None, 3, 1)))
 def test_replayed_steps_equal_the_loop(setting: str, model: str, chunk_size: int | None) -> None:
     """Ragged clients, partial minibatches, a rate that changes, models that differ at the start, batch norm."""
     how: dict[str, Any] = {"build": MODELS[model], "training": SETTINGS[setting]}

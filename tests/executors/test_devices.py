@@ -20,7 +20,7 @@ from fedlab_runner.experiment.run import run_in
 from tests.executors.test_contract import SETTINGS, dropping, train
 from tests.helpers import pretended, tape
 from tests.helpers.composed import composed
-from tests.helpers.kinds import by_kind
+from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.pretended import Mixed
 from tests.helpers.toy import ALGORITHMS, algorithm, evaluate, federation, mlp, normed, run, tensors
 
@@ -98,8 +98,7 @@ def test_every_algorithm_has_them_there_in_the_loop_too(name: str) -> None:
     _same_on_a_gpu(name, LOOP, LOOP)
 
 
-@pytest.mark.parametrize("executor", [LOOP, SIDE_BY_SIDE], ids=["loop", "vectorized"])
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "executor"), in_turns(SETTINGS, [LOOP, SIDE_BY_SIDE]))
 def test_every_optimizer_has_its_tensors_there(setting: str, executor: Executor) -> None:
     """With batch norm, and offsets for each client's classes."""
     how: dict[str, Any] = {"build": normed, "training": SETTINGS[setting], "loss_function": WSM(), "executor": executor}
@@ -128,8 +127,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("captured")
-@pytest.mark.parametrize("model", [mlp, normed])
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "model"), in_turns(SETTINGS, [mlp, normed]))
 def test_a_recorded_step_has_nothing_of_the_host(setting: str, model: Callable[[], Any]) -> None:
     how: dict[str, Any] = {"build": model, "training": SETTINGS[setting], "loss_function": WSM()}
     expected = train(federation(**how))

@@ -146,7 +146,7 @@ def test_models_are_sent_where_no_memory_is_shared(monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))
 
 
-@pytest.mark.parametrize("most", [0, 2**30])
+@pytest.mark.parametrize("most", [0, pytest.param(2**30, marks=pytest.mark.slow)])
 def test_the_runs_own_gpu_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """The run is on a pretended GPU; no tensor of it gets to another device but by a copy to the host."""
     monkeypatch.setattr("fedlab_runner.executors._blocks.MAX_STAGED_BYTES", most)

@@ -30,7 +30,7 @@ from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
-from tests.helpers.kinds import by_kind
+from tests.helpers.kinds import in_turns
 from tests.helpers.peak import peak_bytes
 from tests.helpers.toy import ALGORITHMS, FEATURES, RAGGED, aggregator, algorithm, federation, few_rounds, local, run
 
@@ -104,8 +104,7 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
 
 
-@pytest.mark.parametrize("executor", [Loop(compile=False), SIDE_BY_SIDE], ids=["loop", "side by side"])
-@pytest.mark.parametrize("name", by_kind(ALGORITHMS))
+@pytest.mark.parametrize(("name", "executor"), in_turns(ALGORITHMS, [Loop(compile=False), SIDE_BY_SIDE]))
 def test_a_round_takes_what_was_estimated(name: str, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is allocated in some rounds of models that are far larger than their activations, at the highest."""
     takes_what_was_estimated(name, executor, monkeypatch)
@@ -120,7 +119,7 @@ def test_sums_of_updates_are_estimated(name: str, sum_every: int, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each not in ("dfml", "standalone"))) for each in ALGORITHMS]
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each != "standalone")) for each in ALGORITHMS]
 )
 def test_a_whole_run_takes_what_was_estimated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its evaluation, as `make gpu-check` measures it on a GPU."""

@@ -41,3 +41,15 @@ def by_pairs(*axes: Collection[Any]) -> list[Any]:
         pytest.param(*values, marks=[pytest.mark.slow] * (sum(place) % shortest != 0))
         for values, place in zip(product(*axes), places, strict=True)
     ]
+
+
+def in_turns(*axes: Collection[Any]) -> list[Any]:
+    """All combinations of these axes as parameters: as many plain ones as the longest axis is long, in which each value
+    has its turn, the others marked slow. Of methods the first of each kind alone has a turn.
+    """
+    turns = [[value for value in axis if value in KINDS] or list(axis) for axis in axes]
+    plain = [
+        tuple(values[(turn + number * (turn // len(values))) % len(values)] for number, values in enumerate(turns))
+        for turn in range(max(map(len, turns)))
+    ]
+    return [pytest.param(*each, marks=[pytest.mark.slow] * (each not in plain)) for each in product(*axes)]
