@@ -34,7 +34,7 @@ from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, RunFailed, UserError
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
-from fedlab_runner.utils.system import SHARED_BY
+from fedlab_runner.utils.system import SHARED_BY, THREADS_OF_SWEEP
 
 # At import, because a launcher's workers import only this module of the package before they compose.
 register_resolvers()
@@ -51,7 +51,7 @@ class JobFailed(BaseException):
 def main() -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:]
-    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, JOB, SHARED_BY))):
+    with _environment(HYDRA_FULL_ERROR="1", **dict.fromkeys((NAME, FOLDER, JOB, SHARED_BY, THREADS_OF_SWEEP))):
         try:
             if "--version" in arguments:  # Hydra would print its own version
                 print(version.words())

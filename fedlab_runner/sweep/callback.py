@@ -39,7 +39,7 @@ from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
 from fedlab_runner.utils.sweep_job import FOLDER, IN_SWEEP, JOB, NAME, note_sweep, sweep_folder
-from fedlab_runner.utils.system import SHARED_BY, jobs_at_once
+from fedlab_runner.utils.system import SHARED_BY, THREADS, THREADS_OF_SWEEP, jobs_at_once
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class SweepCallback(Callback):
         grid = _grid(config)
         write_text_atomically(folder / GRID, json.dumps(grid))
         shared_by = str(jobs_at_once(config.hydra.launcher))
-        os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by})
+        threads = os.environ.get(THREADS, "")
+        os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by, THREADS_OF_SWEEP: threads})
         if "optuna" in config.hydra.sweeper["_target_"]:
             _quiet_optuna()
         shown = os.path.relpath(folder / "table.md")

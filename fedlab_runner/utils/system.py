@@ -19,6 +19,9 @@ _ALLOCATOR_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIB
 TRIM_THRESHOLD_BYTES = 2**30  # of freed memory stay with the process
 MMAP_THRESHOLD_BYTES = 2**26, 2**25  # the first that the C library allows; larger blocks go back to the system at once
 SHARED_BY = "FEDLAB_SHARED_BY"  # environment variable: how many jobs share this machine
+THREADS = "OMP_NUM_THREADS"  # environment variable: a user's number of threads
+# Environment variable: what THREADS held when the sweep of this process began; joblib sets THREADS for its workers.
+THREADS_OF_SWEEP = "FEDLAB_THREADS"
 
 
 def usable_cores() -> int:

@@ -26,7 +26,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers that torch is told, on a machine whose environment says nothing."""
     found: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", found.append)
-    monkeypatch.delenv(threads.VARIABLE)
+    monkeypatch.delenv(system.THREADS)
     return found
 
 
@@ -39,7 +39,7 @@ def noted(folder: Path) -> int | None:
 
 
 def test_a_number_in_the_config_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
-    monkeypatch.setenv(threads.VARIABLE, "3")
+    monkeypatch.setenv(system.THREADS, "3")
     assert threads.set_threads(5, tmp_path) == 5 and taken == [5] and noted(tmp_path) == 5
 
 
@@ -49,7 +49,7 @@ def test_a_number_in_the_config_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_the_environment_says_comes_before_the_cores(
     value: str, expected: int, monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
-    monkeypatch.setenv(threads.VARIABLE, value)
+    monkeypatch.setenv(system.THREADS, value)
     usable(monkeypatch, 7)
     assert threads.set_threads(None, None) == expected and taken == [expected]
 
@@ -70,10 +70,10 @@ def test_a_job_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, tak
 def test_a_run_goes_on_with_its_number_on_the_same_type_of_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
-    monkeypatch.setenv(threads.VARIABLE, "4")
+    monkeypatch.setenv(system.THREADS, "4")
     assert threads.set_threads(None, tmp_path) == 4
     _run_notes.note(tmp_path, executors={"kind": "loop"})  # as executor=auto does
-    monkeypatch.delenv(threads.VARIABLE)
+    monkeypatch.delenv(system.THREADS)
     usable(monkeypatch, 1)
     assert threads.set_threads(None, tmp_path) == 4
     assert _run_notes.noted(tmp_path) == {"threads": 4, "executors": {"kind": "loop"}}
@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_its_number_on_the_same_type_of_machine(
         patch.setattr(_run_notes, "machine_type", lambda: "another")
         assert threads.set_threads(None, tmp_path) == 1 and noted(tmp_path) == 1
     assert noted(tmp_path) == 4
-    monkeypatch.setenv(threads.VARIABLE, "2")
+    monkeypatch.setenv(system.THREADS, "2")
     assert threads.set_threads(None, tmp_path) == 2 and noted(tmp_path) == 2
 
 

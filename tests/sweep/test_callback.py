@@ -31,6 +31,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner import train
 from fedlab_runner.config import build
+from fedlab_runner.executors import threads
+from fedlab_runner.executors._run_notes import note
 from fedlab_runner.experiment import run
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
@@ -259,6 +261,28 @@ def test_a_job_knows_its_share_of_the_cores(launch: Sweep) -> None:
     _, out, _ = launch(lambda cfg: seen.append(os.environ[system.SHARED_BY]) or 0.0, "seed=0")
     assert " 1 job, results in " in out
     assert seen == ["1"] and system.SHARED_BY not in os.environ
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 2), ("3", 3)])
+def test_the_threads_of_a_job_are_a_users_and_not_its_launchers(
+    own: str | None, expected: int, launch: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """joblib gives its workers a number of threads where the user's environment has none."""
+    monkeypatch.setattr(threads.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 7)
+    monkeypatch.delenv(system.THREADS)
+    if own is not None:
+        monkeypatch.setenv(system.THREADS, own)
+    note(Path("noted"), threads=2)
+
+    def job(_: DictConfig) -> float:
+        os.environ.setdefault(system.THREADS, "1")  # as joblib does
+        return float(threads.set_threads(None, Path("noted")))
+
+    _, out, _ = launch(job, "seed=0")
+    assert json.loads(next(only_folder().glob("jobs/*.json")).read_text())["objective"] == expected
+    told = "the run has 3 threads (OMP_NUM_THREADS) in the place of 2 as before: the last digits may differ"
+    assert (told in out) == (own is not None)
 
 
 def test_nothing_is_kept_of_a_job_that_has_ended(launch: Sweep) -> None:
