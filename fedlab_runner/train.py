@@ -33,16 +33,13 @@ from fedlab_runner.utils import frames, imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, RunFailed, UserError
 from fedlab_runner.utils.escaping import visible
+from fedlab_runner.utils.past_hydra import PastHydra, past_hydra
 from fedlab_runner.utils.sweep_job import FOLDER, JOB, NAME
 from fedlab_runner.utils.system import SHARED_BY, THREADS_OF_SWEEP
 
 # At import, because a launcher's workers import only this module of the package before they compose.
 register_resolvers()
 config_files.register()
-
-
-class JobFailed(BaseException):
-    """Carries the error of a single run, its cause, through Hydra, which would print its own lines for an Exception."""
 
 
 @frames.in_one_chunk
@@ -84,7 +81,7 @@ def main() -> int:
             code = 0
         except KeyboardInterrupt:
             code = _report(Interrupted(signal.SIGINT), arguments)
-        except JobFailed as failed:
+        except PastHydra as failed:
             assert failed.__cause__ is not None
             code = _report(failed.__cause__, arguments)
         except (Exception, Interrupted) as error:
@@ -100,10 +97,8 @@ def main() -> int:
 def job(cfg: DictConfig) -> float:
     """Runs one experiment for Hydra, in this process or in a launcher's, and returns the objective."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:
-        try:
+        with past_hydra():
             return _run(cfg)
-        except Exception as error:
-            raise JobFailed from error
     record = callback.JobRecord(cfg)
     record.begin()
     try:

@@ -38,6 +38,7 @@ from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.past_hydra import past_hydra
 from fedlab_runner.utils.sweep_job import FOLDER, IN_SWEEP, JOB, NAME, note_sweep, sweep_folder
 from fedlab_runner.utils.system import SHARED_BY, THREADS, THREADS_OF_SWEEP, jobs_at_once
 
@@ -76,6 +77,7 @@ class SweepCallback(Callback):
     the program, and drops what Hydra would keep.
     """
 
+    @past_hydra()
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         streams.make_optional()
         overrides = overrides_of(config.hydra)
@@ -96,6 +98,7 @@ class SweepCallback(Callback):
         count = len(grid) or config.hydra.sweeper.get("n_trials")
         _log.info("%s, results in %s", count_of(count, "job") if count else "the jobs", shown, extra=IN_SWEEP)
 
+    @past_hydra()
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         # Hydra's Optuna sweeper writes the best trial beside all runs, where the next search would replace it.
         best = Path(config.hydra.sweep.dir) / "optimization_results.yaml"

@@ -222,6 +222,25 @@ def test_a_damaged_record_of_a_job_does_not_count_and_is_written_anew(
     assert table() != whole, "a record without its checksum"
 
 
+def test_a_sweep_whose_folder_cannot_be_made_ends_before_its_first_job(launch: Sweep) -> None:
+    Path("outputs").mkdir()
+    Path("outputs/sweeps").touch()
+    began = []
+    code, out, err = launch(lambda cfg: began.append(cfg) or 0.0, "seed=0,1")
+    assert (code, out, began) == (1, "", [])
+    assert re.fullmatch(r"error: .*/outputs/sweeps/\S+: Not a directory: .*hydra\.sweep\.dir\)\n", err)
+
+
+def test_a_sweep_whose_folder_is_lost_at_its_end_says_so(launch: Sweep) -> None:
+    def job(_: DictConfig) -> float:
+        Path("outputs/optimization_results.yaml").touch()  # as Hydra's Optuna sweeper writes
+        (only_folder() / "optimization_results.yaml").mkdir(exist_ok=True)
+        return 0.0
+
+    code, _, err = launch(job, "seed=0")
+    assert code == 1 and re.fullmatch(r"error: .*optimization_results\.yaml: Is a directory: .*\n", err)
+
+
 def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
     seen = []
     launch(lambda cfg: seen.append(records.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
