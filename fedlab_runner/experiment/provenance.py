@@ -5,6 +5,7 @@ import platform
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedlab_runner.config.build import RUN_ID, conf_dir
 from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.experiment.code_hash import Code, own_folders
 from fedlab_runner.utils import untrusted
+from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import append_line
 from fedlab_runner.utils.system import processor
 
@@ -27,29 +29,48 @@ if TYPE_CHECKING:  # a report reads commands without torch
 COMMANDS_FILE = "commands.jsonl"  # in the run's folder
 
 
-def record(folder: Path, command: str | None, threads: int, code: Code, device: "torch.device") -> str | None:
-    """Notes a start of the run in `folder`: its command (None: a program started it), threads, code and device.
+def record(
+    folder: Path, command: str | None, tracked_as: str, threads: int, code: Code, device: "torch.device"
+) -> str | None:
+    """Notes a start of the run in `folder`: its command (None: a program started it), its id in W&B and its like,
+    threads, code and device.
 
     Returns the commit of this package; None outside of a repository.
     """
     commit = commit_here()
     own = {str(place): found for place in own_folders(code) if (found := _commit(place))}
     cwd = get_original_cwd() if HydraConfig.initialized() else str(Path.cwd())
-    line = {"command": command, "cwd": cwd, "commit": commit, "own_commits": own, "threads": threads}
-    line |= {"versions": versions(), "machine": machine(device), "code": code}
+    line: dict[str, Any] = {"command": command, "cwd": cwd, "tracked_as": tracked_as, "threads": threads}
+    line |= {"commit": commit, "own_commits": own, "versions": versions(), "machine": machine(device), "code": code}
     append_line(folder / COMMANDS_FILE, json.dumps(line))
     return commit
 
 
 def codes(folder: Path) -> list[Code]:
     """The code of each start of the run in a folder, as far as it can be read."""
-    found = []
+    noted = (start.get("code") for start in _starts(folder))
+    return [{str(name): str(hashed) for name, hashed in code.items()} for code in noted if isinstance(code, dict)]
+
+
+def tracked_as(folder: Path, name: str) -> str:
+    """The id by which W&B and its like know the run `name` in a folder: that of its first start, also in a folder that
+    was moved; else `name` in the default folder, and an id of its own in any other folder.
+    """
+    noted = (start.get("tracked_as") for start in _starts(folder))
+    own = re.compile(f"{re.escape(name)}(-[0-9a-f]{{4}})?", re.ASCII)
+    if (first := next((each for each in noted if isinstance(each, str) and own.fullmatch(each)), None)) is not None:
+        return first
+    place = folder.absolute()
+    return name if place == Path("outputs", name).absolute() else f"{name}-{digest(str(place))[:4]}"
+
+
+def _starts(folder: Path) -> Iterator[dict[str, Any]]:
+    """The notes of each start of the run in a folder, as far as they can be read."""
     with suppress(OSError, untrusted.Unreadable):
         for line in untrusted.lines(folder / COMMANDS_FILE):
-            with suppress(ValueError, KeyError, TypeError, AttributeError):
-                code = untrusted.parse_json(line)["code"]
-                found.append({str(name): str(digest) for name, digest in code.items()})
-    return found
+            with suppress(ValueError):
+                if isinstance(start := untrusted.parse_json(line), dict):
+                    yield start
 
 
 def command_of(hydra: DictConfig, name: str) -> str:

@@ -29,7 +29,6 @@ from fedlab_runner.tracking.recorder import DIGEST, Recorder
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import exits
 from fedlab_runner.utils.attempt import Attempt
-from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import remove_leftovers
 from fedlab_runner.utils.frames import in_one_chunk
 from fedlab_runner.utils.torch_settings import usual_settings
@@ -116,12 +115,14 @@ def _run_locked(
     pruner.start()
     fed = prepared.simulation.fed
     fed.trainer.executor = fed.executor.bind_run(folder, c.rounds)
-    record = partial(provenance.record, folder, command, torch.get_num_threads(), code, fed.family.device)
+    tracked_as = provenance.tracked_as(folder, name)
+    record = partial(provenance.record, folder, command, tracked_as, torch.get_num_threads(), code, fed.family.device)
     artifacts = RunArtifacts(folder, name, checked.values, prepared, record, c.logger.draws)
     recorder = Recorder(
         folder,
         c.logger,
-        run_id=name if folder.name == name else f"{name}-{digest(str(folder.absolute()))[:4]}",  # an id for each folder
+        run_id=name,
+        tracked_as=tracked_as,
         config=checked.values,
         rounds=c.rounds,
         label=label_of(folder, checked.values, checked.fingerprint),

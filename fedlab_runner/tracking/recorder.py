@@ -40,14 +40,18 @@ class Recorder:
         rounds: int,
         label: Label,
         commit: str | None,
+        tracked_as: str | None = None,
         show_summary: bool = True,
         hold: Callable[[], None] = lambda: None,
     ) -> None:
-        """`sync` first calls `hold`, which raises where the folder no longer belongs to this run."""
+        """`tracked_as` is the run's id in W&B and its like (None: `run_id`). `sync` first calls `hold`, which raises
+        where the folder no longer belongs to this run.
+        """
         self._folder, self._hold = folder, hold
         self._metrics = JsonLines(folder / METRICS)
         self._timings = JsonLines(folder / TIMINGS)
-        self._tracker = open_tracker(logger, run_id=run_id, config=clean(config), label=label, commit=commit)
+        shown = tracked_as or run_id
+        self._tracker = open_tracker(logger, run_id=shown, config=clean(config), label=label, commit=commit)
         self._show_summary = show_summary
         self._console = Console(run_id, rounds, logger.progress)
 

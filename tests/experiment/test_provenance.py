@@ -3,6 +3,7 @@
 `tests/sweep/test_callback.py` carries one out.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -18,6 +19,9 @@ from omegaconf import DictConfig
 from fedlab_runner import train
 from fedlab_runner.config import build
 from fedlab_runner.experiment import provenance
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.tracking import recorder
+from tests.helpers.composed import composed
 from tests.helpers.in_process import own_handlers
 
 
@@ -99,3 +103,38 @@ def test_a_pipe_in_the_place_of_the_commands_is_not_waited_for(tmp_path: Path) -
     if reading.is_alive():
         os.close(os.open(path, os.O_WRONLY))
     assert found == [[]]
+
+
+def test_two_folders_of_one_run_are_two_runs_in_wandb_and_a_moved_folder_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of two sweeps, whose folders have the names of the runs. On the terminal all have the run's id."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+    opened = recorder.open_tracker
+
+    def open_tracker(*logger: Any, run_id: str, **others: Any) -> Any:
+        seen.append(run_id)
+        return opened(*logger, run_id=run_id, **others)
+
+    monkeypatch.setattr(recorder, "open_tracker", open_tracker)
+    cfg, more = composed("rounds=1"), composed("rounds=2")
+    name = build.run_id(cfg)
+    for place in ("outputs", "A", "B"):
+        run_in(tmp_path / place / name, cfg)
+    usual, *others = seen
+    assert usual == name and len({*seen}) == 3 and all(each.startswith(f"{name}-") for each in others)
+    for place in ("outputs", "A", "B"):
+        (tmp_path / place).rename(tmp_path / f"moved{place}")
+        with caplog.at_level("INFO"):
+            run_in(tmp_path / f"moved{place}" / name, more)
+    assert seen[3:] == seen[:3]
+    assert [each for each in caplog.messages if "continues after" in each] == [
+        f"{name} continues after round 1 of 2"
+    ] * 3
+
+
+def test_a_noted_id_that_is_not_of_the_run_is_passed_over(tmp_path: Path) -> None:
+    starts: list[Any] = [3, *({"tracked_as": each} for each in (3, "../x", "run-/../", "run-0a1b\n", "run-0a1b"))]
+    (tmp_path / provenance.COMMANDS_FILE).write_text("".join(json.dumps(each) + "\n" for each in starts))
+    assert provenance.tracked_as(tmp_path, "run") == "run-0a1b"
