@@ -1,4 +1,4 @@
-"""Keeps own code from ending the process, which would look as if a run, or a whole sweep, were done."""
+"""How a run ends that its own code does not end: by an exit of the process, or by submitit's signal handler."""
 
 import sys
 import traceback
@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed
 
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Turns SystemExit within the block into RunFailed, which names the line of the code that asked for the end.
+    """Turns SystemExit within the block into RunFailed, which names the line of the code that asked for the end: a run,
+    or a whole sweep, would look as if it were done.
 
-    submitit's signal handler raises one wherever a run is that Slurm has put back into its queue: that job ends.
+    submitit's signal handler raises one wherever a run is that Slurm has put back into its queue: that job ends. Its
+    error for a job that is not put back becomes a RunFailed that says so.
     """
     try:
         yield
@@ -26,6 +29,18 @@ def refused() -> Iterator[None]:
         raise RunFailed(
             f"{place} ends the program (sys.exit, code {end.code!r}): return there, or raise a UserError of one line"
         ) from end
+    except Exception as error:
+        if not out_of_time(error):
+            raise
+        raise RunFailed(
+            "the job timed out too many times: raise hydra.launcher.timeout_min or, with Slurm, "
+            f"hydra.launcher.max_num_timeout; {next_start()}"
+        ) from error
+
+
+def out_of_time(error: Exception) -> bool:
+    """Whether submitit has ended the job, which it raises wherever the run is."""
+    return type(error).__module__.partition(".")[0] == "submitit"
 
 
 def _is_between(frame: FrameType) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.experiment.resuming import FAILED, understood
 from fedlab_runner.sweep import plots, records
 from fedlab_runner.utils import exits
 from fedlab_runner.utils.errors import RunFailed
@@ -58,6 +59,15 @@ def test_a_job_that_slurm_has_put_back_into_its_queue_ends() -> None:
     """submitit's signal handler leaves from wherever the run is, and the job must not count as failed."""
     of_submitit = named("submitit.core.job_environment", "import sys\ndef handler():\n    sys.exit(-1)\n")
     with pytest.raises(SystemExit), exits.refused():
+        of_submitit["handler"]()
+
+
+def test_a_job_that_has_timed_out_too_often_is_no_fault_of_its_checkpoint() -> None:
+    """submitit's signal handler raises its error wherever the run is, as in the first round after a checkpoint."""
+    source = "class UncompletedJobError(RuntimeError): pass\ndef handler():\n    raise UncompletedJobError()\n"
+    of_submitit = named("submitit.core.utils", source)
+    line = r"^the job timed out too many times: raise hydra\.launcher\.timeout_min or.*; the same command "
+    with pytest.raises(RunFailed, match=line), exits.refused(), understood(3, FAILED):
         of_submitit["handler"]()
 
 
