@@ -29,7 +29,7 @@ from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.sweep import ahead, callback, records, states
 from fedlab_runner.sweep.table import show
 from fedlab_runner.tracking.metric_direction import check_direction
-from fedlab_runner.utils import frames, imports, signals, streams, version
+from fedlab_runner.utils import files, frames, imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import Interrupted, Pruned, RunFailed, UserError
 from fedlab_runner.utils.escaping import visible
@@ -53,6 +53,7 @@ def main() -> int:
             if "--version" in arguments:  # Hydra would print its own version
                 print(version.words())
                 return 0
+            files.check_working_folder()
             given, unknown = get_args_parser().parse_known_args(arguments)
             if unknown == ["--list"]:
                 config_dir = Path(given.config_dir) if given.config_dir else None

@@ -15,7 +15,7 @@ from fedlab_runner.report.formatting import MAX_DECIMALS
 from fedlab_runner.utils import streams, version
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
-from fedlab_runner.utils.files import write_atomically, write_text_atomically
+from fedlab_runner.utils.files import check_working_folder, write_atomically, write_text_atomically
 
 FIGURES = "figures"  # folder of a paper's panels
 TABLES, REFERENCES = "tables.tex", "references.bib"  # files for a paper
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--version", action="version", version=version.words())
     given = parser.parse_args(arguments)
     try:
+        check_working_folder()
         index, subtitle = write(
             given.folders,
             given.out,

@@ -40,7 +40,7 @@ class LineHandler(logging.Handler):
                 line.append(
                     f"{record.levelname.lower()}: ", "bold red" if record.levelno >= logging.ERROR else "yellow"
                 )
-            line.append("\n".join(map(visible, self.format(record).splitlines())), "not dim")
+            line.append("\n".join(map(visible, self.format(record).expandtabs().splitlines())), "not dim")
             get_console().print(line, soft_wrap=True, highlight=False)
         except Exception:  # as other handlers do: a log line must not end a run
             self.handleError(record)

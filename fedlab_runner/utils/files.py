@@ -187,3 +187,11 @@ def short_path(path: Path) -> Path:
     """The path, relative to the working folder if it lies below that."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def check_working_folder() -> None:
+    """Raises UserError if the folder in which the user typed the command is no longer there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working folder was removed: cd to an existing one") from None

@@ -324,6 +324,14 @@ def test_the_terminal_shows_warnings_of_libraries_alone(monkeypatch: pytest.Monk
     assert words == ["warning: a_library speaks", *told]
 
 
+def test_a_tab_of_a_launcher_is_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As submitit's before the overrides of a job."""
+    shown = io.StringIO()
+    monkeypatch.setattr("fedlab_runner.tracking.log_lines.get_console", lambda: rich.console.Console(file=shown))
+    LineHandler().emit(logging.LogRecord("hydra_plugins.x", logging.INFO, __file__, 1, "\t#0 : seed=0", None, None))
+    assert shown.getvalue()[9:] == "        #0 : seed=0\n"
+
+
 def test_a_resumed_run_says_so_and_knows_the_last_values(
     tmp_path: Path, screen: io.StringIO, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,33 @@
+"""What a command says of the folder that it works in."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedlab_runner import train
+from fedlab_runner.report import cli as report
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (train.main, ["--cfg", "job"]),
+        (train.main, ["-m", "seed=0,1"]),
+        (report.main, ["/"]),
+    ],
+)
+def test_a_removed_working_folder_is_one_line(
+    main: Callable[[], int],
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "argv", ["a command", *arguments])
+    assert main() == 2
+    assert capsys.readouterr() == ("", "error: the working folder was removed: cd to an existing one\n")
