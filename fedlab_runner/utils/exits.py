@@ -1,4 +1,4 @@
-"""How a run ends that its own code does not end: by an exit of the process, or by submitit's signal handler."""
+"""Turns an exit that own code asks for, and submitit's end of a job, into one line of what happened."""
 
 import sys
 import traceback
@@ -39,7 +39,7 @@ def refused() -> Iterator[None]:
 
 
 def out_of_time(error: Exception) -> bool:
-    """Whether submitit has ended the job, which it raises wherever the run is."""
+    """Whether the error is submitit's, whose signal handler raises it wherever the run is."""
     return type(error).__module__.partition(".")[0] == "submitit"
 
 

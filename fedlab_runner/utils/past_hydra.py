@@ -1,4 +1,4 @@
-"""Errors that Hydra must pass on: of a job's it prints lines of its own, and after a callback's it goes on."""
+"""Carries errors through Hydra, which prints its own lines for an error of a job and goes on after a callback's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
