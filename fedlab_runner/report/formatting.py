@@ -22,6 +22,7 @@ PREFIXES = {  # units of costs: each is a thousand times the one before
     "GFLOPs": ("kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs"),
 }
 FEW, MANY = 0.1, 1e4  # between these the largest value of a column is easy to read
+MAX_RATIO = 100  # of the largest to the smallest deviation of a column, up to which its cells share their decimals
 TWO_DIGITS_TO = 35.5  # leading digits of a deviation up to which it has two digits (the rule of particle physics)
 
 
@@ -38,10 +39,10 @@ def scale(metric: str) -> float:
 def decimals(deviations: Iterable[float], metric: str) -> int | None:
     """The decimals of a column that mean something in view of its deviations: those of the middle deviation.
 
-    None without a deviation.
+    None without a deviation, and where deviations differ so much that each cell needs its own decimals.
     """
     known = [scale(metric) * each for each in deviations if math.isfinite(each) and each > 0]
-    if not known:
+    if not known or max(known) > MAX_RATIO * min(known):
         return None
     middle = statistics.median_low(known)
     power = math.floor(math.log10(middle))
@@ -78,8 +79,12 @@ def _is_seen(words: str) -> bool:
 
 
 def spread(values: Sequence[float], metric: str, deviation: float | None = None, digits: int | None = None) -> str:
-    """Mean ± `deviation` (None: the standard deviation of the values, which a single value does not have)."""
+    """Mean ± `deviation` (None: the standard deviation of the values, which a single value does not have).
+
+    `digits`: None are those that this deviation needs.
+    """
     deviation = std(values) if deviation is None else deviation
+    digits = decimals([deviation], metric) if digits is None else digits
     if math.isnan(deviation):
         return value(mean(values), metric, digits)
     may_be_zero = _is_seen(_rounded(deviation, metric, digits))  # the mean, beside a deviation that is larger
@@ -87,19 +92,19 @@ def spread(values: Sequence[float], metric: str, deviation: float | None = None,
     return f"{shown} {PLUS_MINUS} {value(deviation, metric, digits, most=2)}"
 
 
-def counted(values: Sequence[float], digits: int | None = None) -> str:
-    """Mean ± standard deviation of counts or costs, with `digits` decimals (None: about four digits)."""
-    middle, deviation = mean(values), std(values)
-    if digits is None or not math.isfinite(middle):
-        return amount(middle) if math.isnan(deviation) else f"{amount(middle)} {PLUS_MINUS} {amount(deviation)}"
-    shown = f"{middle:,.{digits}f}"
-    return shown if math.isnan(deviation) else f"{shown} {PLUS_MINUS} {deviation:,.{digits}f}"
+def difference(number: float, metric: str, digits: int | None = None, most: int = 1) -> str:
+    """A difference of two values of a metric, with its sign.
 
-
-def difference(number: float, metric: str, digits: int | None = None) -> str:
-    """A difference of two values of a metric, with its sign, and with more decimals where it would look like zero."""
-    shown = (_rounded if abs(number) < NOISE else partial(value, most=1))(abs(number), metric, digits)
+    One that would look like zero has up to `most` digits, unless it is one of rounding.
+    """
+    shown = (_rounded if abs(number) < NOISE else partial(value, most=most))(abs(number), metric, digits)
     return (("+" if number > 0 else MINUS) if _is_seen(shown) else "") + shown
+
+
+def differences(low: float, high: float, metric: str, digits: int | None = None) -> str:
+    """The ends of an interval of differences, with more digits where two tiny ones would look equal."""
+    ends = [[difference(end, metric, digits, most) for end in (low, high)] for most in (1, 2, 3)]
+    return " to ".join(next((each for each in ends if each[0] != each[1]), ends[0]))
 
 
 def amount(number: float) -> str:

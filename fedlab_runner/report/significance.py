@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedlab_runner.report.content import Cell, ReportTable, cell
-from fedlab_runner.report.formatting import NONE, difference, probability, unit
+from fedlab_runner.report.formatting import NONE, difference, differences, probability, unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL, Difference, holm, paired
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished
@@ -63,8 +63,7 @@ def _verdict(each: Compared, metric: str, digits: int | None) -> list[Cell]:
         said = "equal" if found.mean == 0 else "the same in every seed"
     else:
         said = "significant" if each.significant else "may be chance"
-    ends = [difference(end, metric, digits) for end in (found.low, found.high)]
-    interval = NONE if math.isnan(found.low) else " to ".join(ends)
+    interval = NONE if math.isnan(found.low) else differences(found.low, found.high, metric, digits)
     return [
         cell(str(found.seeds), sort=found.seeds),
         cell(difference(found.mean, metric, digits), sort=found.mean),

@@ -11,7 +11,6 @@ from fedlab_runner.report.formatting import (
     NONE,
     PLUS_MINUS,
     amount,
-    counted,
     decimals,
     readable,
     remarks,
@@ -181,8 +180,8 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
                 columns[-1].append(_NOTHING)
                 continue
             bold = average == fewest < math.inf
-            columns[-2].append(cell(counted(rounds, digits[0]), *missing, bold=bold, sort=mean(rounds)))
-            columns[-1].append(cell(counted(uploaded, digits[1]), sort=mean(uploaded)))
+            columns[-2].append(cell(spread(rounds, "", digits=digits[0]), *missing, bold=bold, sort=mean(rounds)))
+            columns[-1].append(cell(spread(uploaded, "", digits=digits[1]), sort=mean(uploaded)))
     rows = [[cell(group.name), *(column[i] for column in columns)] for i, group in enumerate(groups)]
     spans = [("", 1), *((f"to {_goal(goal, metric)}", 2) for goal in goals)]
     units = ["", *(each for _ in goals for each in ("", "MB"))]
@@ -233,19 +232,24 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
         measure, factor = readable(measure, map(mean, values[i]))
         measures.append(measure)
         values[i] = [[factor * each for each in column] for column in values[i]]
-    digits = [decimals(map(std, column), "") for column in (rounds, *values)]
+    shown = [_spreads(column) for column in (rounds, *values)]
     rows = []
     for i, group in enumerate(groups):
         missing = ", ".join(states.counted(run.state for run in group.runs))
-        done = amount(mean(rounds[i])) if digits[0] is None else counted(rounds[i], digits[0])
-        row = [cell(group.name), cell(done, missing, sort=mean(rounds[i]))]
-        row += [
-            cell(amount(mean(column[i])) if each is None else counted(column[i], each), sort=mean(column[i]))
-            for column, each in zip(values, digits[1:], strict=True)
-        ]
+        row = [cell(group.name), cell(shown[0][i], missing, sort=mean(rounds[i]))]
+        row += [cell(words[i], sort=mean(column[i])) for words, column in zip(shown[1:], values, strict=True)]
         rows.append(row)
     header = ["method", "rounds", *(name for name, _, _ in known)]
     return ReportTable(header, rows, title=groups[0].condition, units=["", "", *measures])
+
+
+def _spreads(column: Sequence[Sequence[float]]) -> list[str]:
+    """The mean ± standard deviation of each setting's costs; the mean alone where no setting's seeds differ."""
+    deviations = list(map(std, column))
+    if not any(each > 0 for each in deviations):
+        return [amount(mean(each)) for each in column]
+    digits = decimals(deviations, "")
+    return [spread(each, "", digits=digits) for each in column]
 
 
 def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:

@@ -242,7 +242,7 @@ def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.See
     [
         *(([0.141], "test/accuracy", 0), ([0.0153], "test/accuracy", 1), ([0.0004], "test/accuracy", 2)),
         *(([0.00025], "test/accuracy", 3), ([5.0], "x", 0), ([0.0], "x", None), ([math.nan], "x", None)),
-        *(([0.01, 0.02, 0.9], "x", 3), ([1e-12], "x", 4)),
+        *(([0.01, 0.02, 0.9], "x", 3), ([1e-12], "x", 4), ([0.01, 0.02, 1.1], "x", None)),
     ],
 )
 def test_decimals_are_those_of_the_deviation(deviations: list[float], metric: str, digits: int | None) -> None:
@@ -302,6 +302,31 @@ def test_large_and_tiny_numbers_are_short_and_none_looks_like_zero(
     assert re.sub(r"\$\\times10\^{(.*?)}\$", r"e\1", row) == (
         words if "&" in words else f"\\multicolumn{{2}}{{c}}{{{words}}}"
     )
+
+
+def test_an_interval_of_tiny_differences_has_two_ends() -> None:
+    assert formatting.differences(5.6e-6, 6.4e-6, "test/loss", 4) == "+5.6e-6 to +6.4e-6"
+    assert formatting.differences(-0.178, 0.0029, "test/accuracy", 0) == "\N{MINUS SIGN}18 to +0.3"
+
+
+@pytest.mark.parametrize("power", range(-9, 10, 3))
+def test_a_column_of_any_sizes_has_digits_that_mean_something(power: int) -> None:
+    """No cost that is not zero looks like zero, and no deviation has more than four digits."""
+    made = [
+        replace(each, rows=[{"round": 0}, *({**row, "cost/client_gflops": cost} for row in each.rows[1:])])
+        for name, size in (("fedavg", 1e-9), ("fedbuff", 10.0**power), ("feddle", 1e9))
+        for seed in range(3)
+        for each, cost in [(run(name, "none", seed, 0.5), size * (1 + 0.012345 * seed))]
+    ]
+    table = tables.costs(grouping.group(made))
+    for row in table.rows:
+        middle, deviation = row[table.header.index("clients' work")].lines[0].split(" ± ")
+        assert float(middle.replace(",", "")) > 0
+        digits = deviation.partition("e")[0].replace(",", "").replace(".", "").strip("0")
+        assert 1 <= len(digits) <= 4, row
+    losses = [_of([5900.0 + 100 * seed for seed in range(3)]), _of([0.5 + 0.001 * seed for seed in range(3)])]
+    assert tables.decimals_of(losses) is None
+    assert [tables.result([each]).lines[0] for each in losses] == ["6,000 ± 100", "0.5010 ± 0.0010"]
 
 
 def _of(values: list[float]) -> grouping.SeedGroup:
