@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.methods.registry import Line
-from fedlab_runner.report import grouping, metric_sections, published, significance, summaries, tables
+from fedlab_runner.report import beside, grouping, metric_sections, published, significance, summaries, tables
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.formatting import judged, unit, value
@@ -169,7 +169,7 @@ def _published(paper: published.Paper, groups: Sequence[SeedGroup]) -> Section:
     ]
     if missing := published.not_run(paper, groups):
         notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")
-    return Section(f"Beside the paper: {paper.name}", notes, [published.beside(paper, groups)])
+    return Section(f"Beside the paper: {paper.name}", notes, [beside.table(paper, groups)])
 
 
 def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedlab_runner.methods.registry import Method, bibliography
-from fedlab_runner.report import published, tables
+from fedlab_runner.report import beside, published, tables
+from fedlab_runner.report.content import Cell
 from fedlab_runner.report.formatting import NONE, PLUS_MINUS, scale, spread, unit, value
 from fedlab_runner.report.grouping import SeedGroup, blocks
 from fedlab_runner.report.significance import against_best
@@ -30,7 +31,7 @@ HEAD = """% Tables of fedlab-report. In the preamble: \\usepackage{booktabs}
 
 def document(groups: Sequence[SeedGroup], papers: Sequence[published.Paper], interval: bool) -> str:
     """The tables of all blocks and of all published tables. `interval`: 95 % intervals instead of deviations."""
-    found = [_beside(paper, groups) for paper in papers]
+    found = [_beside(paper, groups, interval) for paper in papers]
     others = [each for each in groups if not any(paper.has(each) for paper in papers)]
     for title, members in blocks(others) if others else []:
         columns = tables.by_condition(members)
@@ -137,56 +138,85 @@ def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bo
     values, metric = tables.finished([group]), group.runs[0].metric
     if not values:
         return _wide(f"\\textit{{{latex(states.without_result(run.state for run in group.runs))}}}", interval)
+    return _result(values, metric, interval, usual, digits=digits, bold=bold, mark=mark)
+
+
+def _result(
+    values: Sequence[float],
+    metric: str,
+    interval: bool,
+    usual: int,
+    deviation: float | None = None,
+    digits: int | None = None,
+    bold: bool = False,
+    mark: str = "",
+) -> str:
+    """The mean of some seeds with its interval or deviation, and their number unless it is `usual`."""
     few = "" if len(values) == usual else f" {{\\tiny ({len(values)})}}"
-    middle, _, deviation = spread(values, metric, digits=digits).partition(f" {PLUS_MINUS} ")
+    middle, sign, deviated = spread(values, metric, deviation, digits).partition(f" {PLUS_MINUS} ")
     middle = _bold(_plain(middle), bold)
     if interval:
         low, high = interval_of(values, metric)
         ends = "" if math.isnan(low) else f" [{_number(low, metric, digits)}, {_number(high, metric, digits)}]"
         return f"{middle}{ends}{mark}{few}"
-    if len(values) < 2:
+    if not sign:
         return _wide(f"{middle}{mark}{few}", interval)
-    return f"{middle} & {_bold(_plain(deviation), bold)}{mark}{few}"
+    return f"{middle} & {_bold(_plain(deviated), bold)}{mark}{few}"
 
 
-def _beside(paper: published.Paper, groups: Sequence[SeedGroup]) -> list[_Table]:
+def _beside(paper: published.Paper, groups: Sequence[SeedGroup], interval: bool) -> list[_Table]:
     """Our value and the published value under each column with a run."""
-    whole = published.beside(paper, groups)
-    names = [name for name, count in whole.spans if count == 3]
-    mine = [group for group in groups if paper.has(group)]
-    counts = [len(values) for group in mine if (values := tables.finished([group]))] or [0]
-    told = f"{min(counts)} to " if min(counts) < max(counts) else ""
-    told += count_of(max(counts), "seed") + (f" ({seeds})" if (seeds := _common_seeds(mine)) else "")
-    caption = (
-        f"Beside {latex(paper.name)}: {latex(paper.unit)}. Ours are over {told}; $\\pm$: "
-        f"{latex(published.meant(paper))}; best of ours in bold{tables.eligible_words(mine)}."
-    )
+    names = [published.names_of(paper.columns)[i] for i in published.with_runs(paper, groups)]
+    lines = beside.rows(paper, groups)
+    counts = [len(each.values) for _, cells in lines for each in cells if not each.ours.muted]
+    usual = tables.usual_count(counts)
+    caption = _caption_beside(paper, [group for group in groups if paper.has(group)], interval, counts)
     found = []
+    width = 3 if interval else 4  # columns under a name: ours takes one or two, the published value two
     for start in range(0, len(names), MAX_PAPER_COLUMNS):
         some = names[start : start + MAX_PAPER_COLUMNS]
-        over = " & ".join(f"\\multicolumn{{4}}{{c}}{{{_stacked(name)}}}" for name in some)
-        rules = " ".join(f"\\cmidrule(lr){{{2 + 4 * i}-{5 + 4 * i}}}" for i in range(len(some)))
-        under = " & ".join(f"{_wide('ours', False)} & {_wide('published', False)}" for _ in some)
+        over = " & ".join(f"\\multicolumn{{{width}}}{{c}}{{{_stacked(name)}}}" for name in some)
+        rules = " ".join(f"\\cmidrule(lr){{{2 + width * i}-{1 + width * (i + 1)}}}" for i in range(len(some)))
+        under = " & ".join(f"{_wide('ours', interval)} & {_wide('published', False)}" for _ in some)
         rows = []
-        for row in whole.rows:
-            cells = [latex(row[0].lines[0])]
-            for i in range(start, start + len(some)):
-                ours, theirs = row[1 + 3 * i], row[2 + 3 * i]
-                cells += [_pair(ours.lines[0], ours.bold, ours.muted), _pair(theirs.lines[0], False, theirs.muted)]
-            rows.append(" & ".join(cells) + " \\\\")
+        for name, cells in lines:
+            style = next((group.style for each in cells for group in each.groups), None)
+            row = [_name(name, style) if style else latex(name)]
+            for each in cells[start : start + MAX_PAPER_COLUMNS]:
+                row += [_ours(each, interval, usual), _published(each.paper)]
+            rows.append(" & ".join(row) + " \\\\")
         head = [f" & {over} \\\\", rules, f"Method & {under} \\\\"]
-        found.append(_Table("l" + 2 * len(some) * _kind(False), head, rows, caption))
+        found.append(_Table("l" + len(some) * (_kind(interval) + _kind(False)), head, rows, caption))
     return found
 
 
-def _pair(words: str, bold: bool, muted: bool) -> str:
+def _caption_beside(paper: published.Paper, mine: Sequence[SeedGroup], interval: bool, counts: Sequence[int]) -> str:
+    """The caption of a published table. `mine`: our settings in it; `counts`: the seeds of each cell."""
+    usual, seeds = tables.usual_count(counts), _common_seeds(mine)
+    told = "means with 95\\,\\% confidence intervals " if interval else ""
+    told += f"over {count_of(usual, 'seed')}{f' ({seeds})' if seeds else ''}"
+    if set(counts) - {usual}:
+        told += ", or over the number in brackets"
+    meant = published.meant_by_paper(paper) if interval else published.meant(paper)
+    deviations = f"; $\\pm$: {latex(meant)}" if meant else ""
+    best = f"best of ours in bold{tables.eligible_words(mine)}"
+    return f"Beside {latex(paper.name)}: {latex(paper.unit)}. Ours are {told}{deviations}; {best}."
+
+
+def _ours(each: beside.Compared, interval: bool, usual: int) -> str:
+    """Our cell of a published table: a number, or the word for a missing one."""
+    words = each.ours.lines[0]
+    if each.ours.muted:
+        return _wide(MISSING if words == NONE else f"\\textit{{{latex(words)}}}", interval)
+    return _result(each.values, each.metric, interval, usual, each.deviation, each.digits, each.ours.bold)
+
+
+def _published(theirs: Cell) -> str:
     """A mean and its deviation, as a report shows them, in two columns."""
-    if muted:
-        return _wide(MISSING if words == NONE else f"\\textit{{{latex(words)}}}", False)
-    middle, sign, deviation = words.partition(f" {PLUS_MINUS} ")
-    if not sign:
-        return _wide(_bold(_plain(words), bold), False)
-    return f"{_bold(_plain(middle), bold)} & {_bold(_plain(deviation), bold)}"
+    if theirs.muted:
+        return _wide(MISSING, False)
+    middle, sign, deviation = theirs.lines[0].partition(f" {PLUS_MINUS} ")
+    return f"{_plain(middle)} & {_plain(deviation)}" if sign else _wide(_plain(middle), False)
 
 
 def _plain(number: str) -> str:

@@ -1,25 +1,18 @@
-"""Compares published tables (`conf/paper`) with this package's runs: the runs of each cell, and the differences."""
+"""Published tables (`conf/paper`): their content, the runs of each cell, and what these runs have for it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from fedlab_runner.config.build import conf_dir
-from fedlab_runner.report.content import Cell, ReportTable, cell
-from fedlab_runner.report.formatting import NONE as NOTHING
-from fedlab_runner.report.formatting import PLUS_MINUS, amount, decimals, difference, remarks, spread
-from fedlab_runner.report.grouping import Differences, SeedGroup, label, text
+from fedlab_runner.report.grouping import SeedGroup, text
 from fedlab_runner.report.runs import Run
-from fedlab_runner.report.stats import MIN_SEEDS, mean, std
-from fedlab_runner.report.tables import finished, result
-from fedlab_runner.sweep import states
-from fedlab_runner.tracking.metric_direction import lower_is_better
+from fedlab_runner.report.stats import mean, std
+from fedlab_runner.report.tables import finished
 from fedlab_runner.tracking.summary import summarise
-from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 
 IN_PERCENT = "accuracy in percent"  # part of the unit of a table whose values are percentages
@@ -110,112 +103,40 @@ def in_cell(
     return [replace(group, runs=[run.aiming(target) for run in group.runs]) for group in found]
 
 
-def beside(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
-    """The paper's table with the runs' values. A row that was run in several settings has several lines."""
-    columns = [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
-    lines: list[tuple[str, list[list[SeedGroup]], Mapping[str, Any]]] = []
-    for row in paper.rows:
-        mine = [group for group in groups if any(fits(group, {**c, **row["choice"]}) for c in paper.columns)]
-        names = _variants(paper, mine)
-        for variant in dict.fromkeys(names.values()) or {"": None}:
-            those = [group for group in mine if names[id(group)] == variant]
-            cells = [in_cell(row, column, those, groups) for column in paper.columns]
-            lines.append((" ".join(filter(None, [row["name"], variant])), cells, row))
-    tops = [
-        max((cells[i] for _, cells, _ in lines if cells[i]), key=partial(_rank, column), default=[])
-        for i, column in enumerate(paper.columns)
-    ]
-    body = []
-    for name, cells, row in lines:
-        body.append([cell(name)])
-        for i in columns:
-            theirs, of = row["mean"][i], row["std"][i] if "std" in row else None
-            body[-1] += _cells(paper, paper.columns[i], cells[i], theirs, of, tops[i])
-    names_of = _names(paper.columns)
-    measure = "%" if paper.scale == 100 else ""
-    return ReportTable(
-        ["method", *("ours", "paper", "difference") * len(columns)],
-        body,
-        title=f"{PLUS_MINUS} {meant(paper)}",
-        units=["", *(measure,) * 3 * len(columns)],
-        spans=[("", 1), *((names_of[i], 3) for i in columns)],
-    )
-
-
 def meant(paper: Paper) -> str:
     """The meaning of a table's deviations, those of the paper and ours."""
     if paper.spread == ROUNDS:
-        return f"over the last {LAST_EVALUATIONS} evaluations of a run (divided by n), ours the mean of it over seeds"
+        return f"{meant_by_paper(paper)}, ours the mean of it over seeds"
     ours = "standard deviation over seeds, ours divided by n - 1"
     return ours if paper.spread == SEEDS else f"{ours}; the paper has none"
 
 
+def meant_by_paper(paper: Paper) -> str:
+    """The meaning of the paper's own deviations; empty if it has none."""
+    rounds = f"over the last {LAST_EVALUATIONS} evaluations of a run (divided by n)"
+    return {SEEDS: "standard deviation over seeds", ROUNDS: rounds, NONE: ""}[paper.spread]
+
+
+def with_runs(paper: Paper, groups: Sequence[SeedGroup]) -> list[int]:
+    """The places of the paper's columns with a run."""
+    return [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
+
+
 def not_run(paper: Paper, groups: Sequence[SeedGroup]) -> list[str]:
     """The columns of the paper's table without a run."""
-    names = zip(_names(paper.columns), paper.columns, strict=True)
-    return [name for name, column in names if not _runs_of(paper, column, groups)]
+    there = with_runs(paper, groups)
+    return [name for i, name in enumerate(names_of(paper.columns)) if i not in there]
 
 
 def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> bool:
     return any(fits(group, {**column, **row["choice"]}) for group in groups for row in paper.rows)
 
 
-def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
-    """The keys in which settings of a row differ, besides those of the paper's table, by id of the group."""
-    said = {key for column in paper.columns for key in column} | {"algorithm"}
-    differences = Differences([group.setting for group in groups])
-    return {
-        id(group): label(group.setting, [key for key in differences.of(group.setting) if key not in said])
-        for group in groups
-    }
-
-
-def _cells(
-    paper: Paper,
-    column: Mapping[str, Any],
-    groups: Sequence[SeedGroup],
-    theirs: Any,
-    spread_of: Any,
-    top: Sequence[SeedGroup],
-) -> list[Cell]:
-    """The runs' value (bold for the best, `top`, and what looks like it), the paper's value and the difference, with
-    the same decimals.
-    """
-    ours = ours_of(groups, column)
-    metric = _metric_of(column, groups)
-    deviation = deviation_of(paper, groups, column, ours)
-    digits = _digits(column, groups, deviation)
-    bold = bool(ours) and _place(paper, column, groups) == _place(paper, column, top)
-    if never := ours.count(math.inf):
-        seeds = f"{never} of {count_of(len(ours), 'seed')}"
-        mine = cell(states.NEVER_REACHED, seeds, *remarks(groups), muted=True)
-    elif not ours and "metric" in column and finished(groups):
-        mine = cell(NOTHING, *remarks(groups), muted=True)
-    elif ours and "metric" in column:
-        words = spread(ours, metric, deviation, digits)
-        mine = cell(words, count_of(len(ours), "seed"), *remarks(groups), bold=bold, sort=mean(ours))
-    else:
-        mine = result(groups, bold=bold, deviation=deviation, digits=digits)
-    if theirs is None:
-        return [mine, cell(NOTHING, muted=True), cell(NOTHING, muted=True)]
-    off = mean(ours) - theirs / paper.scale
-    away = cell(difference(off, metric, digits), sort=off) if math.isfinite(off) else cell(NOTHING, muted=True)
-    return [mine, cell(_theirs(paper, theirs, spread_of), sort=float(theirs)), away]
-
-
-def _theirs(paper: Paper, middle: float, deviation: float | None) -> str:
-    """The paper's value, with as many decimals as its deviation: a YAML file's 63.5 may have been 63.50."""
-    if deviation is None:
-        return f"{middle}" if paper.scale == 100 else amount(middle)
-    digits = max(len(f"{each}".partition(".")[2]) for each in (middle, deviation))
-    return f"{middle:,.{digits}f} {PLUS_MINUS} {deviation:,.{digits}f}"
-
-
 def deviation_of(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:
     """The deviation of the runs, over the seeds or evaluations that the paper's deviation covers."""
     if paper.spread != ROUNDS:
         return std(ours)
-    key = _metric_of(column, groups)
+    key = metric_of(column, groups)
     return mean([found for g in groups for run in g.runs if math.isfinite(found := _over_rounds(run, key))])
 
 
@@ -253,34 +174,12 @@ def _metric(run: Run, key: str) -> float:
     return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
 
 
-def _metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
+def metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:
     """The metric of a column."""
     return str(column.get("metric", groups[0].runs[0].metric if groups else "test/accuracy"))
 
 
-def _digits(column: Mapping[str, Any], groups: Sequence[SeedGroup], deviation: float) -> int | None:
-    given = groups[0].runs[0].digits if groups and "metric" not in column else None
-    return decimals([deviation], _metric_of(column, groups)) if given is None else given
-
-
-def _rank(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, float]:
-    """A rank (larger is better) of the mean. NaN has the lowest; over `MIN_SEEDS` seeds or more, any a higher one than
-    over fewer.
-    """
-    ours = ours_of(groups, column)
-    sign = -1 if lower_is_better(_metric_of(column, groups)) else 1
-    return len(ours) >= MIN_SEEDS, -math.inf if math.isnan(mean(ours)) else sign * mean(ours)
-
-
-def _place(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[bool, str]:
-    """What two cells of a column have in common if they look equal: enough seeds, and the shown mean."""
-    ours = ours_of(groups, column)
-    deviation = deviation_of(paper, groups, column, ours)
-    shown = spread(ours, _metric_of(column, groups), deviation, _digits(column, groups, deviation))
-    return len(ours) >= MIN_SEEDS, shown.partition(f" {PLUS_MINUS} ")[0]
-
-
-def _names(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+def names_of(columns: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of columns: the keys in which they differ."""
     keys = [
         key

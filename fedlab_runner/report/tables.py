@@ -110,8 +110,13 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
 
 def usual_seeds(groups: Sequence[SeedGroup]) -> int:
     """The most frequent number of finished seeds of a setting."""
-    counts = Counter(count for group in groups if (count := len(finished([group]))))
-    return max(counts, key=lambda count: (counts[count], count), default=0)
+    return usual_count(len(finished([group])) for group in groups)
+
+
+def usual_count(counts: Iterable[int]) -> int:
+    """The most frequent positive number, of several the largest; 0 if there is none."""
+    found = Counter(count for count in counts if count)
+    return max(found, key=lambda count: (found[count], count), default=0)
 
 
 def seeds_agree(groups: Sequence[SeedGroup], usual: int) -> bool:

@@ -23,6 +23,7 @@ from fedlab_runner.report import (
     headline,
     latex,
     page,
+    published,
     scales,
     significance,
     summaries,
@@ -492,6 +493,34 @@ def test_a_seed_that_is_not_finite_is_no_seed_of_a_caption_and_no_finished_cell(
     assert headline.best_of("", grouping.group(made[3:])) == "No run has a finite result."
 
 
+PAPER = published.Paper(
+    "x/table1",
+    "accuracy in percent",
+    published.SEEDS,
+    [{"delay": "none"}],
+    [
+        {"name": name, "choice": {"algorithm": algorithm}, "mean": [60.0], "std": [1.5]}
+        for name, algorithm in (("FedAvg", "fedavg"), ("HFCL", "hfcl"), ("DFML", "dfml"))
+    ],
+)
+
+
+def test_a_published_table_has_seeds_references_and_intervals() -> None:
+    """As the other tables: also where a seed is not finite."""
+    made = [run("fedavg", "none", seed, 0.5 + seed / 100) for seed in range(3)]
+    made += [run("hfcl", "none", seed, math.nan if seed == 2 else 0.4 + seed / 100) for seed in range(3)]
+    found = grouping.group(made)
+    text = latex.document(found, [PAPER], interval=False)
+    assert "FedAvg~\\cite{mcmahan2017fedavg} & \\textbf{51.0} & \\textbf{1.0} & 60.0 & 1.5 \\\\" in text
+    assert "& 40.5 & 0.7 {\\tiny (2)} & 60.0 & 1.5 \\\\" in text and "over 3 seeds, or over the number in br" in text
+    assert "DFML & \\multicolumn{2}{c}{\\textit{not run}} & 60.0 & 1.5 \\\\" in text
+    text = latex.document(found, [PAPER], interval=True)
+    assert (
+        "& \\textbf{51.0} [48.5, 53.5] & 60.0 & 1.5 \\\\" in text and "with 95\\,\\% confidence intervals over" in text
+    )
+    assert "{tabular}{lcr@{\\,$\\pm$\\,}l}" in text and "& \\textit{not run} & 60.0" in text
+
+
 def test_texts_are_escaped_for_latex() -> None:
     assert escaping.latex("a_b & 5 % of $x^2$ {~} \\ #1") == (
         "a\\_b \\& 5 \\% of \\$x\\textasciicircum{}2\\$ \\{\\textasciitilde{}\\} \\textbackslash{} \\#1"
@@ -501,7 +530,8 @@ def test_texts_are_escaped_for_latex() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_tables_compile(groups: list[grouping.SeedGroup], tmp_path: Path) -> None:
-    (tmp_path / "tables.tex").write_text(latex.document(groups, [], interval=False))
+    texts = [latex.document(groups, papers, interval) for papers in ([], [PAPER]) for interval in (False, True)]
+    (tmp_path / "tables.tex").write_text("\n".join(texts))
     main = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{tables}\\end{document}"
     (tmp_path / "main.tex").write_text(main)
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "main.tex"]

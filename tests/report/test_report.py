@@ -22,6 +22,7 @@ from fedlab_runner import train
 from fedlab_runner.config.hydra_record import EXPERIMENTS
 from fedlab_runner.plots.partition import write_partition_table
 from fedlab_runner.report import (
+    beside,
     build,
     bundle,
     cli,
@@ -432,8 +433,8 @@ def test_the_best_beside_a_paper_has_enough_seeds(tmp_path: Path) -> None:
     assert "bold, among those with at least 3 seeds where there are any." in files["report.md"]
     assert cells(files["report.md"], "FedAvg")[0].startswith("**60.0")
     assert cells(files["report.md"], "HFCL")[0] == "90.0<br>1 seed"
-    assert [line.split(" & ")[0] for line in files["tables.tex"].splitlines() if "textbf" in line] == ["FedAvg"]
-    assert "Ours are over 1 to 3 seeds; " in files["tables.tex"]
+    assert [line.partition("~")[0] for line in files["tables.tex"].splitlines() if "textbf" in line] == ["FedAvg"]
+    assert "Ours are over 3 seeds, or over the number in brackets; " in files["tables.tex"]
 
 
 @pytest.mark.parametrize(("unstable", "bold"), [(0.5049, "FedAvg"), (0.4951, "HFCL")])
@@ -548,7 +549,8 @@ def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     assert float(row["std"]) == pytest.approx(4.0) and row["std over"] == "rounds"
     seeds = published.load("feddle/table7")
     assert seeds is not None and "over seeds" in published.meant(seeds)
-    shown = [published._theirs(seeds, *each) for each in ((63.5, 3.27), (63.57, 3.2), (63.5, None))]
+    theirs = {"mean": [63.5, 63.57, 63.5], "std": [3.27, 3.2, None]}
+    shown = [beside._theirs(seeds, theirs, i).lines[0] for i in range(3)]
     assert shown == ["63.50 ± 3.27", "63.57 ± 3.20", "63.5"]
 
 
