@@ -21,7 +21,7 @@ from fedlab_runner.report.published import (
 )
 from fedlab_runner.report.stats import MIN_SEEDS, mean
 from fedlab_runner.report.tables import finished, result
-from fedlab_runner.sweep import states
+from fedlab_runner.sweep import ranking, states
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.utils.counting import count_of
 
@@ -84,10 +84,10 @@ def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
     """The keys in which settings of a row differ, besides those of the paper's table, by id of the group."""
     said = {key for column in paper.columns for key in column} | {"algorithm"}
     differences = Differences([group.setting for group in groups])
-    return {
-        id(group): label(group.setting, [key for key in differences.of(group.setting) if key not in said])
-        for group in groups
-    }
+    words = [
+        label(group.setting, [key for key in differences.of(group.setting) if key not in said]) for group in groups
+    ]
+    return {id(group): variant for group, variant in zip(groups, ranking.short(words), strict=True)}
 
 
 def _compared(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line, tell_apart
 from fedlab_runner.report.content import Chart, Entry, Panel, Series
-from fedlab_runner.report.formatting import scale, unit, with_unit
+from fedlab_runner.report.formatting import not_finite, scale, unit, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.scales import LOG_RATIO, padded, span
@@ -42,6 +42,7 @@ class Curve(NamedTuple):
     means: list[float]
     stds: list[float]  # zero for one seed
     costs: dict[str, list[float]]  # by metric key: cumulative cost at each round, the mean over seeds
+    not_finite: int = 0  # finished seeds whose objective is not finite, where the line may end early
 
 
 class CostAxis(NamedTuple):
@@ -118,7 +119,8 @@ def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -
             costs[cost.key] = [mean([_until(each, round) for each in sums]) for round in rounds]
     deviations = [std(each) if len(each) > 1 else 0.0 for each in values]
     state = states.common(run.state for run in runs)
-    return Curve(group.name, len(runs), state, rounds, [mean(each) for each in values], deviations, costs)
+    means = [mean(each) for each in values]
+    return Curve(group.name, len(runs), state, rounds, means, deviations, costs, not_finite([group]))
 
 
 def points(rows: Sequence[Row], key: str, rounds: int) -> dict[int, float]:
@@ -155,8 +157,9 @@ def _until(sums: Mapping[int, float], round: int) -> float:
 
 
 def _label(curve: Curve) -> str:
-    seeds = count_of(curve.seeds, "seed")
-    return f"{curve.name} ({seeds if curve.state == states.FINISHED else f'{seeds}, {curve.state}'})"
+    state = [curve.state] if curve.state != states.FINISHED else []
+    words = [count_of(curve.seeds, "seed"), *state, *states.counted([], curve.not_finite)]
+    return f"{curve.name} ({', '.join(words)})"
 
 
 def _panels(curves: Sequence[Curve], metric: str, most: int) -> tuple[list[Panel], list[str]]:

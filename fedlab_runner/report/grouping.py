@@ -9,6 +9,7 @@ from typing import Any
 from fedlab_runner.config.run_id import without_volatile
 from fedlab_runner.methods.registry import Method, method_style
 from fedlab_runner.report.runs import Run
+from fedlab_runner.sweep import ranking
 from fedlab_runner.sweep.records import natural
 from fedlab_runner.utils.escaping import short
 
@@ -64,10 +65,8 @@ def group(runs: Iterable[Run]) -> list[SeedGroup]:
         name = " ".join(filter(None, [style.name, label(one, (key for key in own if key not in style.told))]))
         groups.append(SeedGroup(one, condition, label(one, ["algorithm", *own]), _one_a_seed(members), name, style))
     taken = Counter((each.condition, each.name) for each in groups)
-    groups = [
-        replace(each, name=f"{each.name} ({each.method})") if taken[each.condition, each.name] > 1 else each
-        for each in groups
-    ]
+    names = [f"{each.name} ({each.method})" if taken[each.condition, each.name] > 1 else each.name for each in groups]
+    groups = [replace(each, name=name) for each, name in zip(groups, ranking.short(names), strict=True)]
     return sorted(groups, key=lambda each: (natural([each.condition]), natural([each.method])))
 
 

@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
 from fedlab_runner.report import summaries
 from fedlab_runner.report.content import ReportTable, Section, cell
-from fedlab_runner.report.formatting import not_finite, together, value, with_unit
+from fedlab_runner.report.formatting import MAX_TIED, not_finite, together, value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, interval, mean
@@ -35,10 +35,10 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
 def _of_one_condition(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) -> str:
     metric, digits = tops[0].runs[0].metric, decimals_of(groups)
     number = with_unit(mean(finished(tops[:1])), metric, digits)
-    over = "; ".join(dict.fromkeys(_seeds_and_interval(finished([top]), metric, digits) for top in tops))
+    over = _of_each({top.name: _seeds_and_interval(finished([top]), metric, digits) for top in tops})
     counts = [len(values) for each in groups if (values := finished([each]))]
     if len(counts) == 1:
-        return f"{tops[0].name} has {number} ({over if counts[0] > 1 else '1 seed'})."
+        return f"{tops[0].name} has {number} ({over})."
     compared = f"{count_of(len(counts), 'method')} compared"
     if min(counts) < MIN_SEEDS <= max(counts):
         compared += f", {sum(count >= MIN_SEEDS for count in counts)} with at least {MIN_SEEDS} seeds"
@@ -63,9 +63,9 @@ def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGrou
         centres = {name: summaries.iqm(samples) for name, samples in scores.items()}
         first = summaries.leaders(centres, run.lower_is_better)
         has = f"{together(first)} share" if len(first) > 1 else "it has" if first == names else f"{first[0]} has"
-        intervals = dict.fromkeys(_interval(*summaries.interval(scores[name]), metric, digits) for name in first)
-        centre = with_unit(centres[first[0]], metric, digits)
-        said += f"; {has} the best interquartile mean, {centre}{''.join(intervals)}"
+        ends = {name: _interval(*summaries.interval(scores[name]), metric, digits) for name in first}
+        said += f"; {has} the best interquartile mean, {with_unit(centres[first[0]], metric, digits)}"
+        said += f" ({_of_each(ends)})" if any(ends.values()) else ""
     ahead = sum(_ahead(members, winners(members)) is not None for members in by_condition(groups).values())
     if ahead:
         said += f"; in {count_of(ahead, 'condition')} a method with fewer than {MIN_SEEDS} seeds has a better mean"
@@ -73,13 +73,23 @@ def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGrou
 
 
 def _seeds_and_interval(values: Sequence[float], metric: str, digits: int | None) -> str:
-    low, high = interval(values, metric)
-    return f"mean of {count_of(len(values), 'seed')}{_interval(low, high, metric, digits)}"
+    seeds = count_of(len(values), "seed")
+    if len(values) == 1:
+        return seeds
+    return ", ".join(filter(None, [f"mean of {seeds}", _interval(*interval(values, metric), metric, digits)]))
 
 
 def _interval(low: float, high: float, metric: str, digits: int | None) -> str:
     ends = f"{value(low, metric, digits)} to {value(high, metric, digits)}"
-    return "" if math.isnan(low) else f", 95 % interval {ends}"
+    return "" if math.isnan(low) else f"95 % interval {ends}"
+
+
+def _of_each(words: Mapping[str, str]) -> str:
+    """What is said of some methods, with their names where it differs."""
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    told = list(words.items())[:MAX_TIED]
+    return "; ".join(f"{name}: {each or 'no interval'}" for name, each in told)
 
 
 def _ahead(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) -> SeedGroup | None:

@@ -46,6 +46,11 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
     return found[:: -(-len(found) // most)]
 
 
+def log_tick_labels(values: Iterable[float]) -> list[str]:
+    """The values of a logarithmic axis, each with the k or M that its own size needs."""
+    return [label for each in values for label in tick_labels([each])]
+
+
 def tick_labels(values: Sequence[float]) -> list[str]:
     """The values with the digits that their distance needs; large values with k and M, tiny ones as 1.5e-5."""
     if not values:

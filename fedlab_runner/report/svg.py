@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from fedlab_runner.methods.registry import Line
 from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Series
-from fedlab_runner.report.scales import log_ticks, tick_labels, ticks
+from fedlab_runner.report.scales import log_tick_labels, log_ticks, tick_labels, ticks
 from fedlab_runner.utils.escaping import short, visible
 
 WIDTH, HEIGHT = 440, 286  # of a panel
@@ -158,7 +158,8 @@ def _root(width: float, height: float, words: str) -> Element:
 
 def _axes(parent: Element, panel: Panel) -> None:
     found = log_ticks(*panel.x_range) if panel.x_log else ticks(*panel.x_range, whole=panel.x_whole)
-    for tick, label in zip(found, tick_labels(found), strict=True):
+    labels = log_tick_labels(found) if panel.x_log else tick_labels(found)
+    for tick, label in zip(found, labels, strict=True):
         x = LEFT + _x(panel, tick)
         _line(parent, x, TOP, x, TOP + DOWN)
         _text(parent, x, TOP + DOWN + 16, label, "middle", size=11)

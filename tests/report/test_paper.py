@@ -15,6 +15,7 @@ from scipy import stats as scipy_stats
 
 from fedlab_runner.methods import registry
 from fedlab_runner.report import (
+    beside,
     build,
     curves,
     figures,
@@ -30,7 +31,7 @@ from fedlab_runner.report import (
     svg,
     tables,
 )
-from fedlab_runner.report.content import Chart, Dots, Entry, Report
+from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Report, Series
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils import escaping
 
@@ -51,6 +52,16 @@ def run(algorithm: str, delay: str, seed: int, top: float, **more: object) -> Ru
     return Run(Path(f"{algorithm}-{delay}-{seed}"), config, choices, rows, [], [], [])
 
 
+PAPER = published.Paper(
+    "x/table1",
+    "accuracy in percent",
+    published.SEEDS,
+    [{"delay": "none"}],
+    [
+        {"name": name, "choice": {"algorithm": algorithm}, "mean": [60.0], "std": [1.5]}
+        for name, algorithm in (("FedAvg", "fedavg"), ("HFCL", "hfcl"), ("DFML", "dfml"))
+    ],
+)
 TOPS = {"fedavg": 0.5, "fedbuff": 0.6, "feddle": 0.7}
 
 
@@ -204,7 +215,7 @@ def test_methods_that_tie_are_all_named() -> None:
         worse = [run("feddle", delay, 0, 0.4) for delay in delays]
         said = headline.best_of("", grouping.group([*made, *worse]))
         if len(delays) == 1:
-            wanted = "best are FedAvg, FedBuff and FedProx with 50.0\xa0% each (mean of 1 seed; 4 methods compared)."
+            wanted = "best are FedAvg, FedBuff and FedProx with 50.0\xa0% each (1 seed; 4 methods compared)."
         else:
             wanted = (
                 "FedAvg, FedBuff and FedProx are each best in 2 of 2 conditions; FedAvg, FedBuff and FedProx share the "
@@ -214,13 +225,35 @@ def test_methods_that_tie_are_all_named() -> None:
     assert formatting.together(list("abcde")) == "a, b, c and 2 more"
 
 
+def test_intervals_of_methods_that_tie_have_their_names() -> None:
+    """Under one condition, and over several."""
+    tops = {"fedavg": (0.4, 0.5, 0.6), "fedbuff": (0.45, 0.5, 0.55)}
+    for delays, interval in ((["none"], "mean of 3 seeds, 95 % interval"), (["none", "late"], "95 % interval")):
+        made = [run(name, delay, i, top) for name in tops for delay in delays for i, top in enumerate(tops[name])]
+        said = headline.best_of("", grouping.group(made))
+        ends = re.search(rf"\(FedAvg: {interval} (\S+ to \S+); FedBuff: {interval} (\S+ to [\d.]+)", said)
+        assert ends is not None and ends[1] != ends[2], said
+
+
+@pytest.mark.parametrize(("other", "told"), [(0.0271867904137801, "0.02719"), (0.27186790413785, None)])
+def test_numbers_of_a_search_have_few_digits_unless_these_tell_settings_apart(other: float, told: str | None) -> None:
+    """The second learning rate differs from the first in the twelfth digit."""
+    made = [run("fedavg", "none", 0, 0.5, local={"lr": lr}) for lr in (0.27186790413781, other)]
+    names = [each.name for each in grouping.group(made)]
+    shown = ("0.2719", told) if told else (f"{other}", "0.27186790413781")
+    assert sorted(names) == sorted(f"FedAvg local.lr={each}" for each in shown)
+    rows = [{**PAPER.rows[0], "choice": {"algorithm": "fedavg"}}]
+    lines = beside.rows(replace(PAPER, rows=rows), grouping.group(made))
+    assert sorted(name for name, _ in lines) == sorted(names)
+
+
 def test_given_decimals_hold_over_conditions(groups: list[grouping.SeedGroup]) -> None:
     exact = [replace(each, runs=[replace(run, digits=3) for run in each.runs]) for each in groups]
     section = summaries.section(exact, curves.lines_of(exact), 2)
     assert section is not None
     shown = [each.lines[0] for each in section.tables[0].rows[-1][1:4]]
     assert re.fullmatch(r"(\d\d\.\d{3}[ to]*){4}", " ".join(shown)), shown
-    assert f"interquartile mean, {shown[0]}\xa0%, 95 % interval {shown[1]}." in headline.best_of("", exact)
+    assert f"interquartile mean, {shown[0]}\xa0% (95 % interval {shown[1]})." in headline.best_of("", exact)
 
 
 def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.SeedGroup]) -> None:
@@ -390,6 +423,22 @@ def test_a_run_that_failed_early_bends_no_axis_and_the_legend_says_failed() -> N
     assert not panel.x_log and [each.name for each in chart.legend][-1].endswith("(1 seed, failed)")
 
 
+def test_a_seed_that_ends_in_no_number_is_named_in_the_legend() -> None:
+    made = [run("fedavg", "none", seed, 0.5) for seed in range(3)]
+    rows = [row if row["round"] <= 5 else {**row, "test/accuracy": math.nan} for row in made[2].rows]
+    found = grouping.group([*made[:2], replace(made[2], rows=rows)])
+    (chart,) = curves.convergence(found, curves.lines_of(found), 99)
+    assert [each.name for each in chart.legend] == ["FedAvg (3 seeds, 1 not finite)"]
+
+
+def test_each_tick_of_a_logarithmic_axis_has_its_own_unit() -> None:
+    line = registry.method_style("fedavg", {}).line
+    for high, labels in ((20_000.0, "10 100 1000 10k"), (3e6, "10 100 1000 10k 100k 1M"), (3e9, "10 1000 100k 10M 1G")):
+        panel = Panel("a", "b", "c", [Series(0, [3.0, high], [0.0, 1.0])], (3.0, high), (0.0, 1.0), x_log=True)
+        texts = [each.text for each in svg.panel(panel, [Entry("x", line)]).findall(".//g[@class='axes']/text")]
+        assert texts[: len(labels.split())] == labels.split()
+
+
 def test_ticks_are_round_and_few() -> None:
     assert scales.ticks(0.13, 0.87) == [0.2, 0.4, 0.6, 0.8]
     assert scales.ticks(0, 3, whole=True) == [0, 1, 2, 3] and scales.ticks(1, 1) == [1]
@@ -491,18 +540,6 @@ def test_a_seed_that_is_not_finite_is_no_seed_of_a_caption_and_no_finished_cell(
     assert "over 2 seeds (0, 1); best" in text
     assert "\\textit{not finite}" in text and "finished" not in text
     assert headline.best_of("", grouping.group(made[3:])) == "No run has a finite result."
-
-
-PAPER = published.Paper(
-    "x/table1",
-    "accuracy in percent",
-    published.SEEDS,
-    [{"delay": "none"}],
-    [
-        {"name": name, "choice": {"algorithm": algorithm}, "mean": [60.0], "std": [1.5]}
-        for name, algorithm in (("FedAvg", "fedavg"), ("HFCL", "hfcl"), ("DFML", "dfml"))
-    ],
-)
 
 
 def test_a_published_table_has_seeds_references_and_intervals() -> None:
