@@ -26,7 +26,7 @@ from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.utils.counting import count_of
 
 
-class Compared(NamedTuple):
+class PublishedCell(NamedTuple):
     """A cell of a published table beside the runs that fit it.
 
     `values`, `deviation` and `digits` are what `ours` shows of `metric`, unless it is muted.
@@ -58,7 +58,7 @@ def table(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
     )
 
 
-def rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[tuple[str, list[Compared]]]:
+def rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[tuple[str, list[PublishedCell]]]:
     """The name of each row and its cells, in the columns with a run. A row that was run in several settings has several
     lines.
     """
@@ -75,7 +75,7 @@ def rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[tuple[str, list[Comp
         for i, column in enumerate(paper.columns)
     ]
     return [
-        (name, [_compared(paper, row, i, cells[i], tops[i]) for i in with_runs(paper, groups)])
+        (name, [_cell(paper, row, i, cells[i], tops[i]) for i in with_runs(paper, groups)])
         for name, cells, row in lines
     ]
 
@@ -90,9 +90,9 @@ def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
     return {id(group): variant for group, variant in zip(groups, ranking.short(words), strict=True)}
 
 
-def _compared(
+def _cell(
     paper: Paper, row: Mapping[str, Any], i: int, groups: Sequence[SeedGroup], top: Sequence[SeedGroup]
-) -> Compared:
+) -> PublishedCell:
     """The runs' value (bold for the best, `top`, and what looks like it), the paper's value and the difference, with
     the same decimals.
     """
@@ -114,7 +114,7 @@ def _compared(
         mine = result(groups, bold=bold, deviation=deviation, digits=digits)
     off = math.nan if theirs is None else mean(ours) - theirs / paper.scale
     away = cell(difference(off, metric, digits), sort=off) if math.isfinite(off) else cell(NONE, muted=True)
-    return Compared(groups, mine, _theirs(paper, row, i), away, metric, ours, deviation, digits)
+    return PublishedCell(groups, mine, _theirs(paper, row, i), away, metric, ours, deviation, digits)
 
 
 def _theirs(paper: Paper, row: Mapping[str, Any], i: int) -> Cell:

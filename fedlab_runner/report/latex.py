@@ -203,7 +203,7 @@ def _caption_beside(paper: published.Paper, mine: Sequence[SeedGroup], interval:
     return f"Beside {latex(paper.name)}: {latex(paper.unit)}. Ours are {told}{deviations}; {best}."
 
 
-def _ours(each: beside.Compared, interval: bool, usual: int) -> str:
+def _ours(each: beside.PublishedCell, interval: bool, usual: int) -> str:
     """Our cell of a published table: a number, or the word for a missing one."""
     words = each.ours.lines[0]
     if each.ours.muted:
