@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line
 
+MAX_OPACITY = 0.13  # of a band
+MAX_STRONG = 5  # bands of a panel that may have this opacity
+
 
 class Cell(NamedTuple):
     """A cell of a table: the first line is the value, the others are remarks."""
@@ -59,6 +62,11 @@ class Panel:
     x_whole: bool = False  # ticks of x are integers
     finding: str = ""  # what the panel shows, for people who cannot see it
     diagonal: bool = False  # a thin line from corner to corner: y = x where both axes have the same ends
+
+    @property
+    def band_opacity(self) -> float:
+        """The opacity of each band: lines and grid stay visible where all bands overlap."""
+        return MAX_OPACITY / max(1.0, sum(len(each.low) > 0 for each in self.series) / MAX_STRONG)
 
 
 class Entry(NamedTuple):

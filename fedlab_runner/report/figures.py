@@ -63,7 +63,8 @@ def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:
         for series in panel.series:
             line = chart.legend[series.entry].line
             if len(series.low):
-                axes.fill_between(series.x, series.low, series.high, color=line.colour, alpha=0.13, linewidth=0)
+                between = (series.x, series.low, series.high)
+                axes.fill_between(*between, color=line.colour, alpha=panel.band_opacity, linewidth=0)
             style = _style(line, len(series.x))
             style |= {"linestyle": "none", "markevery": 1, "alpha": 0.5} if series.points else {}
             axes.plot(series.x, series.y, label=label(chart.legend[series.entry].name), **style)

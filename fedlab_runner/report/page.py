@@ -6,6 +6,7 @@ Templates escape every text, and the page's policy runs no script except its own
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -82,11 +83,12 @@ def _panel(panel: Panel, legend: Sequence[Entry]) -> Any:
 
 
 def _broken(heading: str) -> Any:
-    """A heading with a line for each override in it."""
+    """A heading with a line for each override in it, with places between its words where it may break."""
     from markupsafe import Markup
 
     parts = heading.split(" ") if "=" in heading else [heading]
-    return Markup("").join(Markup("<span>{}</span>").format(visible(part)) for part in parts)
+    pieces = [Markup("<wbr>").join(re.split(r"(?<==)|(?<=\.)(?=[a-z_])", visible(part))) for part in parts]
+    return Markup("").join(Markup("<span>{}</span>").format(each) for each in pieces)
 
 
 def _parted(name: str) -> list[str]:

@@ -78,10 +78,12 @@ def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
     if panel.diagonal:
         drawn = {"d": f"M0 {DOWN}L{ACROSS} 0", "stroke": "currentColor", "stroke-opacity": "0.4"}
         SubElement(plot, "path", {"class": "band", **drawn})
-    for band in (True, False):  # lines lie over all bands
-        for series in panel.series:
-            if not band or len(series.low):
-                _series(plot, panel, series, legend[series.entry].line, band)
+    clipped = SubElement(plot, "svg", {"width": str(ACROSS), "height": str(DOWN)})  # no band reaches beyond the axes
+    for series in panel.series:  # lines lie over all bands
+        if len(series.low):
+            _band(clipped, panel, series, legend[series.entry].line)
+    for series in panel.series:
+        _series(plot, panel, series, legend[series.entry].line)
     return root
 
 
@@ -170,15 +172,21 @@ def _axes(parent: Element, panel: Panel) -> None:
         _text(parent, LEFT - 8, y + 4, label, "end", size=11)
 
 
-def _series(plot: Element, panel: Panel, series: Series, line: Line, band: bool) -> None:
+def _group(plot: Element, series: Series, line: Line) -> Element:
     kinds = {"class": f"s {css_class(line)}", "data-s": str(series.entry), "stroke": line.colour, "fill": line.colour}
-    group = SubElement(plot, "g", kinds)
+    return SubElement(plot, "g", kinds)
+
+
+def _band(plot: Element, panel: Panel, series: Series, line: Line) -> None:
+    edge = [*zip(series.x, series.low, strict=True), *reversed([*zip(series.x, series.high, strict=True)])]
+    shape = _path([(_x(panel, x), _y(panel, y)) for x, y in edge], digits=1)
+    drawn = {"class": "band", "d": shape, "stroke": "none", "fill-opacity": f"{panel.band_opacity:.3g}"}
+    SubElement(_group(plot, series, line), "path", drawn)
+
+
+def _series(plot: Element, panel: Panel, series: Series, line: Line) -> None:
+    group = _group(plot, series, line)
     x = [_x(panel, each) for each in series.x]
-    if band:
-        edge = [*zip(x, series.low, strict=True), *reversed([*zip(x, series.high, strict=True)])]
-        shape = _path([(each, _y(panel, y)) for each, y in edge], digits=1)
-        SubElement(group, "path", {"class": "band", "d": shape, "stroke": "none", "fill-opacity": "0.13"})
-        return
     known = [(each, _y(panel, y), y) for each, y in zip(x, series.y, strict=True)]
     known = [each for each in known if all(map(math.isfinite, each))]
     points = [(x_place, y_place) for x_place, y_place, _ in known]

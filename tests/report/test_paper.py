@@ -31,7 +31,7 @@ from fedlab_runner.report import (
     svg,
     tables,
 )
-from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Report, Series
+from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Report, Section, Series
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils import escaping
 
@@ -496,6 +496,33 @@ def test_a_sentence_is_no_name_and_markers_and_dots_are_drawn_whole(whole: Repor
     assert left < 0 and width == svg.ACROSS - 2 * left, "beyond the axes there is room for half a marker"
     drawn = svg.dots(Dots("x", "x", ["0"], ["a"], [[1.0]], "x"))
     assert (drawn.get("width"), drawn.get("height")) == ("120", "64"), "few clients are not blown up"
+
+
+def test_bands_end_at_the_axes_and_many_are_as_strong_together_as_few() -> None:
+    line, found = Entry("x", registry.method_style("fedavg", {}).line), {}
+    for count in (1, 5, 10):
+        series = [Series(0, [0.0, 9.0], [1.0, 1.0], [0.5, 0.5], [1.5, 1.5])] * count
+        drawn = svg.panel(Panel("a", "b", "c", series, (5.0, 9.0), (0.0, 2.0)), [line])
+        (clipped,) = drawn.findall("svg/svg")
+        assert (clipped.get("width"), clipped.get("height")) == (str(svg.ACROSS), str(svg.DOWN))
+        bands = clipped.findall("g/path[@class='band']")
+        assert len(bands) == count == len(drawn.findall(".//path[@class='band']"))
+        found[count] = sum(float(each.get("fill-opacity", 1)) for each in bands)
+    assert found == pytest.approx({1: 0.13, 5: 0.65, 10: 0.65})
+
+
+def test_a_broad_table_prints_whole_and_no_cell_breaks_within_a_word(groups: list[grouping.SeedGroup]) -> None:
+    columns = [{"delay": name} for name in ("none", "late")] * 3
+    rows = [{**row, "mean": [60.0] * 6, "std": [1.5] * 6} for row in PAPER.rows]
+    table = beside.table(replace(PAPER, columns=columns, rows=rows), groups)
+    report = Report("x", "x", [], [Section("x", tables=[table, tables.comparison(groups)])])
+    text = page.page(report)
+    assert text.count('<table class="wide broad" style="--columns: 19">') == text.count("<table ") == 1
+    style = page._source("style.css")
+    assert "@page broad { size: landscape;" in style and "section:has(.broad) { page: broad; }" in style
+    assert re.findall(r"([^{}\n]+) \{[^}]*overflow-wrap: anywhere", style) == ["body"]
+    broken = "<span>partition.<wbr>alpha=<wbr>0.1</span><span>delay=<wbr>20</span>"
+    assert page._broken("partition.alpha=0.1 delay=20") == broken
 
 
 def test_a_page_of_many_runs_is_small_and_says_what_is_dark(groups: list[grouping.SeedGroup]) -> None:
