@@ -1,5 +1,6 @@
 """The documentation site: every page is in its navigation, nothing is fetched, no link leaves it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,16 @@ def test_a_folder_in_the_navigation_stands_for_its_pages(tmp_path: Path) -> None
 
 def test_nothing_is_fetched_from_a_network() -> None:
     assert CONFIG["theme"]["font"] is False
-    assert "offline" in CONFIG["plugins"] and "search" in CONFIG["plugins"]
+    assert "offline" in CONFIG["plugins"]
     assert any("iframe-worker" in script for script in CONFIG["extra"]["polyfills"])  # else the plugin adds its own
     for script in (*CONFIG["extra"]["polyfills"], *CONFIG["extra_css"]):
         assert (ROOT / "docs" / script).is_file()
+
+
+def test_the_search_finds_a_key_by_its_parts() -> None:
+    (search,) = [each["search"] for each in CONFIG["plugins"] if "search" in each]
+    words = re.split(search["separator"], '`logger.save_model=true` delay.std=0.5 lists=[a,b] "x/y".')
+    assert " ".join(filter(None, words)) == "logger save_model true delay std 0.5 lists a b x y"
 
 
 @pytest.mark.parametrize(
