@@ -107,6 +107,7 @@ class Tags(HTMLParser):
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "nav", "a", "div", "table", "thead"),
         *("tbody", "tr", "th", "td", "span", "small", "figure", "figcaption", "details", "summary", "pre", "button"),
         *("header", "main", "section", "ul", "li", "script", "svg", "g", "path", "text", "line", "rect", "circle"),
+        "wbr",
     )
     ATTRIBUTES = (
         *(
@@ -140,6 +141,7 @@ class Tags(HTMLParser):
         ),
         *("width", "height", "d", "cx", "cy", "r", "fill", "fill-opacity", "stroke", "stroke-width", "stroke-linejoin"),
         *("stroke-opacity", "stroke-dasharray", "font-size", "font-weight", "text-anchor", "pointer-events"),
+        "style",
     )
 
     def __init__(self) -> None:
@@ -150,8 +152,9 @@ class Tags(HTMLParser):
         assert tag in self.KNOWN and {key for key, _ in attrs} <= set(self.ATTRIBUTES), (tag, attrs)
         for key, value in attrs:
             assert key != "href" or re.match(r"#s[0-9]+$", value or ""), value
+            assert key != "style" or re.fullmatch(r"--columns: [0-9]+", value or ""), value
             assert key != "class" or re.fullmatch(r"[A-Za-z0-9 ]*", value or ""), value
-        if tag != "meta":
+        if tag not in ("meta", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
