@@ -1,6 +1,6 @@
 """States packed into plain values for a checkpoint, and unpacked.
 
-NamedTuples become lists, so that reading a file needs no class that the file names.
+NamedTuples become plain tuples, so that reading a file needs no class that the file names.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,28 @@ from torch import Tensor
 from fedlab_runner.utils.errors import UserError
 
 
-def pack(value: Any, named: Callable[[Tensor], Any] = lambda tensor: tensor) -> Any:
-    """The value as nested dicts and lists of tensors and plain values; `named(tensor)` replaces each tensor.
+def pack(value: Any, named: Callable[[Tensor], Any] = lambda tensor: tensor, *, of: str = "a checkpoint") -> Any:
+    """The value as nested dicts, lists and plain tuples of tensors and plain values; `named(tensor)` replaces each
+    tensor.
 
-    Raises UserError for a value that no State may hold.
+    Raises UserError for a value of another class, which would come back as something else. The message names `of`, what
+    holds the value, and the field.
     """
+    kind = type(value)
     if isinstance(value, Tensor):
         return named(value)
-    if isinstance(value, tuple | list):
-        return [pack(item, named) for item in value]
-    if isinstance(value, dict):
+    if hasattr(value, "_fields"):
+        fields = zip(value._fields, value, strict=True)
+        return tuple([pack(item, named, of=f"{name} in {of}") for name, item in fields])
+    if kind in (tuple, list):
+        return kind([pack(item, named, of=of) for item in value])
+    if kind is dict:
         if others := {_name(type(key)) for key in value if type(key) not in (str, int)}:
-            raise UserError(f"the keys of a State's dicts are texts or whole numbers (int), not {', '.join(others)}")
-        return {key: pack(item, named) for key, item in value.items()}
-    if value is None or type(value) in (bool, int, float, str):  # numpy.float64 is a float, but of a class of its own
+            raise UserError(f"{of} must have texts or whole numbers (int) as keys of dicts, not {', '.join(others)}")
+        return {key: pack(item, named, of=of) for key, item in value.items()}
+    if value is None or kind in (bool, int, float, str):  # numpy.float64 is a float, but of a class of its own
         return value
-    kind = _name(type(value))
-    raise UserError(f"a State holds tensors, numbers, texts, and tuples, lists or dicts of them, not {kind}")
+    raise UserError(f"{of} must hold tensors, numbers, texts, and tuples, lists or dicts of them, not {_name(kind)}")
 
 
 def _name(kind: type) -> str:
@@ -43,10 +48,18 @@ def unpack(packed: Any, *, like: Any) -> Any:
     if hasattr(like, "_fields"):
         items = zip(packed, like, _parts(type(like), (), 0) or (), strict=True)
         return type(like)._make(
-            unpack(item, like=inner) if hasattr(inner, "_fields") else unpack(_rebuilt(item, hint), like=inner)
+            unpack(item, like=inner) if hasattr(inner, "_fields") else _rebuilt(item, hint)
             for item, inner, hint in items
         )
-    return tuple(packed) if isinstance(like, tuple) else packed
+    return packed
+
+
+def comes_back(value: Any, *, like: Any) -> bool:
+    """Whether a value that can be packed keeps its NamedTuples in a checkpoint, which is read with the classes of
+    `like`.
+    """
+    packed = pack(value)
+    return fits(packed, layout(value), like=like) and classes(unpack(packed, like=like)) == classes(value)
 
 
 def classes(value: Any) -> list[type]:
@@ -69,7 +82,7 @@ def differs(packed: Any, *, like: Any) -> bool:
         rows_come_later = like.dim() > 0 and not len(like)
         return packed.dtype != like.dtype or packed.shape[rows_come_later:] != like.shape[rows_come_later:]
     if isinstance(like, dict | list | tuple):
-        return not isinstance(packed, dict if isinstance(like, dict) else list)
+        return not isinstance(packed, dict if isinstance(like, dict) else (list, tuple))
     if isinstance(like, bool | str | int | float):
         return not isinstance(packed, int | float if isinstance(like, int | float) else type(like))
     return False
@@ -88,24 +101,24 @@ def _mistyped(packed: Any, hint: Any) -> bool:
     if kind is dict:
         key, item = inner or (Any, Any)
         return not isinstance(packed, dict) or any(_mistyped(k, key) or _mistyped(v, item) for k, v in packed.items())
-    parts = _parts(kind, inner, len(packed) if isinstance(packed, list) else 0)
+    parts = _parts(kind, inner, len(packed) if isinstance(packed, list | tuple) else 0)
     if parts is None:
         return not isinstance(packed, _PLAIN.get(kind, object))
-    return not isinstance(packed, list) or len(packed) != len(parts) or any(map(_mistyped, packed, parts))
+    return not isinstance(packed, list | tuple) or len(packed) != len(parts) or any(map(_mistyped, packed, parts))
 
 
 def _rebuilt(packed: Any, hint: Any) -> Any:
-    """A packed value with the NamedTuples, lists and tuples that an annotation names."""
+    """A packed value with the NamedTuples that an annotation names."""
     if get_origin(hint) in (Union, UnionType):
         hint = next((each for each in get_args(hint) if not _mistyped(packed, each)), Any)
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is dict and inner and isinstance(packed, dict):
         return {key: _rebuilt(item, inner[1]) for key, item in packed.items()}
-    parts = _parts(kind, inner, len(packed)) if isinstance(packed, list) else None
+    parts = _parts(kind, inner, len(packed)) if isinstance(packed, list | tuple) else None
     if parts is None or len(parts) != len(packed):
         return packed
     items = map(_rebuilt, packed, parts)
-    return kind._make(items) if hasattr(kind, "_fields") else kind(items)
+    return kind._make(items) if hasattr(kind, "_fields") else type(packed)(items)
 
 
 def _parts(kind: Any, inner: tuple[Any, ...], count: int) -> list[Any] | None:
@@ -126,7 +139,7 @@ def fits(packed: Any, names: dict[str, Any] | None, *, like: Any) -> bool:
     """Whether a packed value with this layout has the fields of `like`."""
     if not hasattr(like, "_fields"):
         return True
-    if not isinstance(packed, list) or names is None or not len(packed) == len(names) == len(like._fields):
+    if not isinstance(packed, tuple) or names is None or not len(packed) == len(names) == len(like._fields):
         return False
     if list(names) != [*like._fields]:
         return False

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedlab_runner.checkpoints.state_packing import classes, differs, fits, layout, pack, unpack
+from fedlab_runner.checkpoints.state_packing import comes_back, differs, fits, layout, pack
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import tensors_in
@@ -33,15 +33,15 @@ class FirstRounds:
 
 
 def _check(algorithm: Algorithm[Any], first: Any, after: Any) -> None:
-    packed = pack(after)
+    pack(after, of=f"the State that {type(algorithm).__name__}.round gives")
     if (names := getattr(first, "_fields", ())) == getattr(after, "_fields", None):
         for name, old, new in zip(names, first, after, strict=True):
             words = f"as {name} of the State the type and size of the first one, {in_words(old)}"
             require(_alike(new, old), algorithm, "round", words, new)
     alike = _alike(after, first)
     require(alike, algorithm, "round", "a State with the fields, types and sizes of the first one", after)
-    whole = classes(unpack(packed, like=first)) == classes(after)
-    require(whole, algorithm, "round", "a State whose fields name the NamedTuples in their lists and dicts", after)
+    words = "a State whose fields name the NamedTuples in their lists and dicts"
+    require(comes_back(after, like=first), algorithm, "round", words, after)
     free = not any(tensor.requires_grad for tensor in tensors_in(after))
     require(free, algorithm, "round", "a State of tensors without a gradient's history (x.detach())", after)
 

@@ -187,7 +187,7 @@ class Simulation:
 
     def _initial(self) -> Snapshot:
         state = self.algorithm.init(self.fed)
-        pack(state)  # or fails before the first round
+        pack(state, of=f"the State that {type(self.algorithm).__name__}.init gives")  # or fails before the first round
         return Snapshot(0, state, self.fed.state_dict(), self.analysis.init())
 
     def _analyse(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:

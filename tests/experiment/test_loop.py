@@ -498,7 +498,9 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_training(
         counts: np.ndarray
 
     monkeypatch.setattr(FedAvg, "init", lambda self, fed: Counted(fed.family.init(fed.seed), np.zeros(3)))
-    with pytest.raises(UserError, match=r"a State holds tensors, .* not numpy\.ndarray"):
+    with pytest.raises(
+        UserError, match=r"^counts in the State that FedAvg.init gives must hold tensors, .* not numpy\.ndarray"
+    ):
         run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
 
 

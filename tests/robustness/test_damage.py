@@ -289,7 +289,7 @@ def test_half_a_line_of_a_killed_start_is_cut_off(template: Template, five: Path
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Of each part of a payload, at every depth."""
     yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in inner:
         yield from _paths(item, (*path, key))
 
@@ -300,7 +300,7 @@ def _with(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> An
         return change(value)
     if isinstance(value, dict):
         return {key: _with(item, path[1:], change) if key == path[0] else item for key, item in value.items()}
-    return [_with(item, path[1:], change) if key == path[0] else item for key, item in enumerate(value)]
+    return type(value)(_with(item, path[1:], change) if key == path[0] else item for key, item in enumerate(value))
 
 
 def _other_size(value: Any) -> Any:
