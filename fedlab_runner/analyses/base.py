@@ -7,11 +7,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
+from fedlab_runner.checkpoints.state_packing import comes_back, pack
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.utils.contract import is_number, require
 
-Memory = TypeVar("Memory")  # None, or dicts, lists and NamedTuples of tensors and plain values, for checkpoints
+Memory = TypeVar("Memory")  # tensors, plain values, and dicts, lists and tuples of them, for checkpoints
 
 
 class Analysis(Protocol[Memory]):
@@ -27,7 +28,11 @@ class Analysis(Protocol[Memory]):
 
     @abstractmethod
     def init(self) -> Memory:
-        """The memory of the analysis before the first round."""
+        """The memory of the analysis before the first round.
+
+        A NamedTuple comes back from a checkpoint if this memory has one of its class in its place, itself or as a field
+        of a NamedTuple, or if the annotation of such a field names it, as `dict[int, list[Entry]]`.
+        """
 
     @abstractmethod
     def observe(
@@ -42,10 +47,15 @@ class Analysis(Protocol[Memory]):
 def observed(
     analysis: Analysis[Any], memory: Any, state: Any, algorithm: Algorithm[Any], fed: Federation
 ) -> tuple[Any, dict[str, float]]:
-    """What an analysis finds. Raises UserError where it breaks the contract of `Analysis.observe`."""
+    """What an analysis finds. Raises UserError where it breaks the contract of `Analysis.observe`, and where no run
+    could continue from a checkpoint of its memory.
+    """
     found = analysis.observe(memory, state, algorithm, fed)
     pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
     require(pair, analysis, "observe", "the next memory and a dict of metrics", found)
+    pack(found[0], of=f"the memory that {type(analysis).__name__}.observe gives")
+    words = "a memory whose NamedTuples that of init has, or the annotations of its fields name"
+    require(comes_back(found[0], like=analysis.init()), analysis, "observe", words, found[0])
     for key, value in found[1].items():
         named = isinstance(key, str) and key.startswith("analysis/")
         require(named, analysis, "observe", "metrics whose keys begin with analysis/", key)

@@ -129,8 +129,8 @@ class Simulation:
             _log.info("%s; %s", self._expected_time(now.round, evaluation), takes)
             while now.round < self.rounds:
                 started = time.monotonic()
-                memory, seen = self._analyse(now, begins=now.round == first)
                 with understood(first, FAILED) if saved and saved_round == first else nullcontext():
+                    memory, seen = self._analyse(now, begins=now.round == first)
                     state, metrics = self._round(now, a_round)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -29,6 +29,11 @@ from fedlab_runner.topologies.base import drawn_links
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.toy import CPU, local, model_family
 
+
+class Count(NamedTuple):
+    seen: int
+
+
 IDS, NAN = np.arange(3), float("nan")
 RIGHT = [np.array([0, 2]), np.array([1]), np.array([], np.int64)]  # of three clients and three examples
 IMAGES = Examples(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]), None)
@@ -39,6 +44,7 @@ NUMBERS = IMAGES._replace(inputs=torch.zeros(3, 1))
 ARRAYS, TEXTS = IMAGES._replace(inputs=np.zeros((3, 1), np.float32)), IMAGES._replace(targets=["a text"] * 600)
 NAMES = IMAGES._replace(targets=np.array(["a", "b", "a"]))
 NO_CLASS, TWO_USERS = IMAGES._replace(targets=torch.tensor([0, -100, 1])), IMAGES._replace(users=torch.tensor([0, 1]))
+COUNT = Count(3)
 NOBODY = IMAGES.select(torch.zeros(3, dtype=torch.bool))
 CHAIN = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)  # 0 - 1 - 2
 
@@ -124,6 +130,7 @@ def home(mine: Any) -> Any:
 
 
 def observe(mine: Any) -> Any:
+    mine.init = lambda: None
     nothing: Any = None
     return observed(mine, nothing, nothing, nothing, nothing)
 
@@ -254,6 +261,8 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (observe, "observe", (None, {"test/loss": 1.0}), "metrics whose keys begin with analysis/, got 'test/loss'"),
     (observe, "observe", (None, {"analysis/n": torch.ones(2)}), "a number as analysis/n, got torch float32 [2] from"),
     (observe, "observe", (None, {"analysis/n": "many"}), "a number as analysis/n, got 'many'"),
+    (observe, "observe", (COUNT, {}), "a memory whose NamedTuples that of init has, or the annotations of its"),
+    (observe, "observe", ({"seen": [COUNT]}, {}), "a memory whose NamedTuples that of init has, or the"),
     (offsets, "offsets", torch.zeros(3), "a tensor [3, 2], got torch float32 [3] from 0 to 0"),
     (home, "keeps", ["0.weight", "head"], "some of the names that it is given, got ['head']"),
 ]
@@ -266,6 +275,11 @@ def test_a_breach_is_one_line(use: Callable[[Any], Any], method: str, given: Any
     line = str(raised.value)
     assert ("Own" if use is home else "Mine") + f".{method} must give " in line and words in line and "\n" not in line
     assert len(line) < 400
+
+
+def test_a_memory_that_no_checkpoint_can_hold_is_named_before_one_is_due() -> None:
+    with pytest.raises(UserError, match=r"^the memory that Mine\.observe gives must hold .*, not numpy\.ndarray$"):
+        observe(Mine("observe", ({"seen": IDS}, {})))
 
 
 def test_no_aggregator_writes_into_the_updates() -> None:
@@ -306,6 +320,7 @@ def test_no_aggregator_reads_distances_that_nobody_has_computed(read: Callable[[
         (server_data, "reserve", (None, PICTURES)),
         (views, "views", np.array([0, 1, 1])),
         (observe, "observe", (None, {"analysis/n": torch.tensor(1.0), "analysis/m": np.float32(1)})),
+        (observe, "observe", ({"seen": [(1, torch.ones(2))]}, {})),
         (home, "keeps", ["0.weight"]),
     ],
 )

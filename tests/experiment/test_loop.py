@@ -440,6 +440,17 @@ def test_an_analysis_that_writes_leaves_no_checkpoint_of_the_round(
     assert not CheckpointStore(tmp_path, 2).rounds()
 
 
+def test_an_analysis_that_fails_on_the_memory_of_a_checkpoint_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its code has changed since."""
+    fedavg = ("algorithm=fedavg", "server_data=none", "checkpoint.same_code=false")
+    run_in(tmp_path, composed(*fedavg, "rounds=1"))
+    monkeypatch.setattr(NoAnalysis, "observe", lambda self, memory, *how: (memory.seen, {}))
+    with pytest.raises(UserError, match=r"^the checkpoint after round 1 cannot be continued: .*AttributeError: "):
+        run_in(tmp_path, composed(*fedavg, "rounds=2"))
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
