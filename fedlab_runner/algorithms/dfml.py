@@ -98,6 +98,10 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         idle = {"anneal": cycles, "fixed": {"alpha_min": self.alpha_min} | cycles}.get(self.schedule, {})
         unused(f"schedule={self.schedule}", **idle)
 
+    @property
+    def names_clients(self) -> bool:
+        return self.fixed_aggregator is not None
+
     def check(self, fed: Federation) -> None:
         super().check(fed)
         if self.fixed_aggregator is None:

@@ -85,6 +85,11 @@ class Algorithm(ABC, Generic[State]):
     """
 
     @property
+    def names_clients(self) -> bool:
+        """Whether the fields have clients by number. Then the run refuses to number clients anew. Default: no."""
+        return False
+
+    @property
     def name(self) -> str:
         """The name on the command line: that of the algorithm's module."""
         return type(self).__module__.rpartition(".")[2]

@@ -23,6 +23,9 @@ class Delay(ABC):
     `draw` must be client where a client's delay never changes (`varies` false).
     """
 
+    names_clients: ClassVar[bool] = False
+    """The fields, or a file that they name, have clients by number. Then the run refuses to number clients anew."""
+
     varies: ClassVar[bool] = True
     draw: str
 

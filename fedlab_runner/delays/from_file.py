@@ -24,6 +24,7 @@ class DelayFromFile(Delay):
     commas or blanks. In a text, blank lines and everything after a # do not count.
     """
 
+    names_clients: ClassVar[bool] = True
     varies: ClassVar[bool] = False
     path: str
 

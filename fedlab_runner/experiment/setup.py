@@ -49,6 +49,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import keep_freed_memory
 
 _log = logging.getLogger("fedlab_runner")
+MAX_NUMBERS = 10  # of clients without examples, which a message names
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
             blocks = c.partition.owned(strata, c.num_clients, generator(c.seed, Purpose.PARTITION))
             split = with_their_blocks(split, blocks, train.present)
     require(any(map(len, split)), c.partition, "split", "some client an example", split)
-    if c.drop_empty and (empty := sum(not len(part) for part in split)):
-        _log.warning("%d of %d clients got no examples and do not take part (drop_empty)", empty, len(split))
-        split = [part for part in split if len(part)]
+    if c.drop_empty:
+        split = _with_examples(c, split)
     device = device_of(c.device)
     if device.type != "cpu":
         repeat_exactly(c.deterministic)
@@ -174,6 +174,28 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     where = f"{device}" if threads == 1 else f"{device}, {threads} threads"
     _log.info("%s, %s values a model, on %s", count_of(client_data.num_clients, "client"), sizes, where)
     return Prepared(simulation, data, split, parts)
+
+
+def _with_examples(c: Components, split: list[np.ndarray]) -> list[np.ndarray]:
+    """The clients that have examples. Warns of the others. Raises UserError where the config has clients by number, as
+    some would be other ones.
+    """
+    empty = [str(client) for client, part in enumerate(split) if not len(part)]
+    if not empty:
+        return split
+    numbers = ", ".join(empty[:MAX_NUMBERS]) + (", ..." if len(empty) > MAX_NUMBERS else "")
+    for key in ("participation", "delay", "topology", "algorithm"):
+        if getattr(c, key).names_clients:
+            raise UserError(
+                f"drop_empty must be false with this {key}, which has clients by number: {len(empty)} of {len(split)} "
+                f"clients got no examples ({numbers}), and the clients behind them would be numbered anew"
+            )
+    _log.warning(
+        "%d of %d clients got no examples: the run leaves them out (%s) and numbers the others anew, from 0 to %d "
+        "(drop_empty)",
+        *(len(empty), len(split), numbers, len(split) - len(empty) - 1),
+    )
+    return [part for part in split if len(part)]
 
 
 def _fitted(data: Data, model: Architecture | Mix) -> Data:

@@ -4,7 +4,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/participat
 """
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -20,6 +20,9 @@ class Participation(Protocol):
     A policy is a pure function of its fields, the round and its generator, which the run derives from (seed, round):
     the cohort is the same in every executor and after a resume.
     """
+
+    names_clients: ClassVar[bool] = False
+    """The fields, or a file that they name, have clients by number. Then the run refuses to number clients anew."""
 
     @abstractmethod
     def check(self, num_clients: int) -> None:

@@ -1,6 +1,7 @@
 """The same clients in each round."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ class FixedParticipation(Participation):
     the seed. Without a server these never take part, and the algorithm may choose any other client as a partner.
     """
 
+    names_clients: ClassVar[bool] = True
     clients: list[int]
     held_out_clients: HeldOut
 

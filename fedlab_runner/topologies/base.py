@@ -4,7 +4,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/topology/<
 """
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from fedlab_runner.utils.errors import UserError
 
 class Topology(Protocol):
     """A rule that links clients. With an algorithm without a server the run draws a topology once, before round 0."""
+
+    names_clients: ClassVar[bool] = False
+    """The fields, or a file that they name, have clients by number. Then the run refuses to number clients anew."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:

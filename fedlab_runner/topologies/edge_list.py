@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class EdgeList(Topology):
     Empty lines and lines that start with # do not count. The graph must be connected.
     """
 
+    names_clients: ClassVar[bool] = True
     path: str
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:

@@ -527,7 +527,7 @@ def test_label_noise_and_precision_reach_the_run(tmp_path: Path) -> None:
 def test_clients_without_examples_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     overrides = ["partition=dirichlet_unbounded", "partition.alpha=0.05", "num_clients=60", "rounds=2"]
     run_in(tmp_path / "dropped", composed(*overrides))
-    assert "got no examples and do not take part" in caplog.text
+    assert "clients got no examples: the run leaves them out (" in caplog.text
     dropped = len((tmp_path / "dropped" / "partition.csv").read_text().splitlines()) - 1
     run_in(tmp_path / "kept", composed(*overrides, "drop_empty=false"))
     assert dropped < 60 and len((tmp_path / "kept" / "partition.csv").read_text().splitlines()) - 1 == 60

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.config.build import build
 from fedlab_runner.experiment.setup import prepare
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import SMALL, composed
 
@@ -62,6 +64,44 @@ def test_a_partition_that_gives_nobody_an_example_is_one_line(drop_empty: bool) 
     components = build(composed(*ALONE, f"drop_empty={drop_empty}", small=False))
     with pytest.raises(UserError, match=r"^Nobody.split must give some client an example, got a list of 12$"):
         prepare(replace(components, partition=Nobody()))
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """A partition that gives examples only to clients 0 and 13."""
+
+    def split(self, strata: np.ndarray, *how: Any) -> list[np.ndarray]:
+        first, second = np.array_split(np.arange(len(strata)), 2)
+        return [first, *[np.empty(0, np.int64)] * 12, second]
+
+
+def test_the_clients_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    components = replace(build(composed(*ALONE, "num_clients=14", small=False)), partition=Gaps())
+    prepare(replace(components, participation=UniformParticipation(2, None, 0)))
+    said = "12 of 14 clients got no examples: the run leaves them out (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...) and numbers "
+    assert f"{said}the others anew, from 0 to 1 (drop_empty)" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("key", "config"),
+    [
+        ("participation", ("participation=fixed", "participation.clients=[0]")),
+        ("delay", ("delay=from_file", "delay.path=delays.txt")),
+        ("topology", ("algorithm=dec_fedavg", "topology=edge_list", "topology.path=links.txt")),
+        ("algorithm", ("algorithm=dfml", "algorithm.fixed_aggregator=0")),
+    ],
+)
+def test_no_client_that_the_config_has_by_number_becomes_another(
+    key: str, config: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "delays.txt").write_text("0\n" * 14)
+    (tmp_path / "links.txt").write_text("".join(f"0 {client}\n" for client in range(1, 14)))
+    alone = [each for each in ALONE if "cohort_size" not in each]
+    components = replace(build(composed(*alone, "num_clients=14", *config, small=False)), partition=Gaps())
+    with pytest.raises(UserError, match=rf"^drop_empty must be false with this {key}, which has clients by number: "):
+        prepare(components)
+    prepare(replace(components, drop_empty=False))
 
 
 @dataclass(frozen=True)
