@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import at_least, one_of, within
 
 PRECISIONS = ("float32", "bfloat16", "float64")  # values of the key `precision`
@@ -44,14 +45,18 @@ def _check_device(device: str) -> None:
 
 def across(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str]) -> list[str]:
     """Faults of a value that depend on another value or on the machine."""
-    from fedlab_runner.homes.base import Home  # imports torch: not for --help, not for shell completion
+    # These import torch: not for --help, not for shell completion.
+    from fedlab_runner.config.component_faults import faults as component_faults
+    from fedlab_runner.homes.base import Home
 
     faults = []
     if not has_fault("participation", errors) and not has_fault("num_clients", errors):
+        policy = built["participation"]
         try:
-            built["participation"].check(values["num_clients"])
-        except ValueError as error:
-            faults.append(f"participation.{error}")
+            with component_faults("participation", policy):
+                policy.check(values["num_clients"])
+        except UserError as error:
+            faults.append(str(error))
     if values.get("nonfinite") == "clip" and not has_fault("local", errors) and built["local"].update_norm is None:
         faults.append(
             "nonfinite must be stop, drop or zero where local.update_norm is null, got clip: the rest of an update "

@@ -25,6 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from fedlab_runner.utils import own_modules, plugin_folders
 
 PACKAGE = "fedlab_runner"  # import name of this package
+NO_MODULE = "no module named"  # words of each line about a module that does not exist
 # Hydra's names of those who may give a folder of modules: the command line alone, no file.
 _COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
 _STRANGER = (
@@ -49,7 +50,7 @@ def find_class(target: Any) -> type:
     except ModuleNotFoundError as error:
         if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but a module that it imports does not
-        raise ValueError(f"cannot be imported, got {target!r}: no module named {error.name!r}") from error
+        raise ValueError(f"cannot be imported, got {target!r}: {NO_MODULE} {error.name!r}") from error
     if not _is_packaged(module_name):
         own_modules.remember(module)
     cls = vars(module).get(class_name)
@@ -81,7 +82,7 @@ def may_be_named(module: str) -> bool:
             found = importlib.util.find_spec(top)
             return found is not None and _places(found) == _places(spec)
     if importlib.util.find_spec(top) is None:
-        raise ValueError(f"cannot be imported, got {module!r}: no module named {top!r}")
+        raise ValueError(f"cannot be imported, got {module!r}: {NO_MODULE} {top!r}")
     return False
 
 

@@ -121,8 +121,8 @@ class ClientData:
             return None  # without counting labels
         counts = self.label_counts(ids, num_classes)
         found = loss_function.offsets(counts)
-        right = isinstance(found, Tensor) and found.shape == counts.shape
-        require(right, loss_function, "offsets", f"a tensor {list(counts.shape)}", found)
+        right = isinstance(found, Tensor) and found.shape == counts.shape and not bool(found.isnan().any())
+        require(right, loss_function, "offsets", f"a tensor {list(counts.shape)} without NaN", found)
         return found
 
     @property

@@ -51,7 +51,7 @@ def differ(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape:
         return True
     size = float(expected.nan_to_num(0, 0, 0).norm())
-    near = ROUNDING[expected.dtype] * size
+    near = max(ROUNDING[found.dtype], ROUNDING[expected.dtype]) * size
     return not torch.allclose(found.to(expected.dtype), expected, rtol=0, atol=near, equal_nan=True)
 
 

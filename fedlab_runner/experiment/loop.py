@@ -1,7 +1,6 @@
 """The loop of a run: train a round, evaluate, record, write a checkpoint."""
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,13 +17,13 @@ from fedlab_runner.config.run_id import stopping
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.own_models import changed_models, each_model
-from fedlab_runner.core.update_guard import finite_rows
+from fedlab_runner.core.own_models import each_model
 from fedlab_runner.datasets.examples import Examples, digest_of
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.evaluation.matrix import CellScores, Matrix
 from fedlab_runner.experiment.code_hash import Code
+from fedlab_runner.experiment.divergence import check_finite
 from fedlab_runner.experiment.first_round import FirstRounds
 from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
@@ -33,7 +32,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule, factor_of
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
 from fedlab_runner.utils.durations import duration
-from fedlab_runner.utils.errors import Diverged, UserError
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.overwriting import Overwritten, only_read
 from fedlab_runner.utils.run_files import OTHER_FOLDER
 
@@ -105,7 +104,8 @@ class Simulation:
                 recorder.sync()  # the rows of a checkpoint's rounds must be on disk before it
                 rows = self.fed.client_state
                 with rows.naming(now.round) as named:
-                    payload = {"state": pack(now.state, named), "federation": pack(now.federation, named)}
+                    state = pack(now.state, named, of=f"the State that {type(self.algorithm).__name__}.round gives")
+                    payload = {"state": state, "federation": pack(now.federation, named)}
                 payload["federation"]["client_state"] = rows.state_dict(now.round)
                 rows.sync()  # and so must the clients' rows
                 payload["analysis"] = pack(now.analysis)
@@ -203,21 +203,7 @@ class Simulation:
         attempt.at("algorithm", now.round + 1)
         state = (a_round or self.algorithm.round)(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
-        loss = metrics.get("train/loss", 0.0)
-        diagnosis = f"the run diverged in round {now.round + 1} (train/loss {loss:.3g}"
-        finite, sound = math.isfinite(loss), True
-        before, after = (self.algorithm.models(each) for each in (now.state, state))
-        for family, model in changed_models(fed, before, after) if finite else ():
-            finite = finite and bool(finite_rows([model.unsqueeze(0)]).all())
-            sound = sound and not bool(family.bad_statistics(model[None, family.num_params :]).any())
-        if not finite:
-            lower = "local.lr or server_optimizer.lr," if fed.server_steps.optimized else "local.lr"
-            raise Diverged(f"{diagnosis}): lower {lower} or set local.clip_norm")
-        if not sound:
-            raise Diverged(
-                f"{diagnosis}): the algorithm left a running variance of batch norm below zero; it must replace "
-                "statistics by a mean of the clients' statistics (averaging.stepped), not step them"
-            )
+        check_finite(self.algorithm, fed, now.state, state, metrics)
         return state, metrics
 
     def _evaluate(self, state: Any, round: int) -> dict[str, float]:

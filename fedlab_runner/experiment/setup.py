@@ -12,6 +12,7 @@ import torch
 
 from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
 from fedlab_runner.client_splits.base import Parts, checked_split
+from fedlab_runner.config.component_faults import faults, model_faults
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.run_id import SERVER_DATA
 from fedlab_runner.core.architectures import shape_of
@@ -30,7 +31,6 @@ from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.delays.base import drawn_delays
 from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
-from fedlab_runner.experiment.component_faults import faults, model_faults
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.homes.base import Home

@@ -133,7 +133,7 @@ def names(found: FoundRuns) -> Check:
         fine += told == name
         if told != name:
             faults.append(f"{run.name}: its config is that of {name}, its summary of {told}")
-    more = f"; this version cannot read {_first(unknown)}" if unknown else ""
+    more = f"; cannot be read here: {_first(unknown)}" if unknown else ""
     return Check("configs", f"{count_of(fine, 'run')} with the summary of their config{more}", faults)
 
 

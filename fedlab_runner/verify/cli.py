@@ -28,7 +28,7 @@ from fedlab_runner.utils.errors import Interrupted, UserError
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.verify import checks, environment
 from fedlab_runner.verify.compare import DIFFERENT
-from fedlab_runner.verify.configs import Settings
+from fedlab_runner.verify.configs import Settings, with_remedy
 from fedlab_runner.verify.own_code import allowed
 from fedlab_runner.verify.recompute import Recomputed, choose, recompute, rounds_of
 from fedlab_runner.verify.unpack import unpack
@@ -135,7 +135,7 @@ def _again(run: Run, settings: Settings, folder: Path, given: argparse.Namespace
         done = recompute(run, settings, folder, given.rounds, given.tolerance)
     except Exception as error:  # a stranger's config may raise anything; the other runs are still computed
         told = explain(error, ()) or [repr(error)]
-        _show(f"{'':<12}NOT COMPUTED: {secrets.redacted('; '.join(told))}")
+        _show(f"{'':<12}NOT COMPUTED: {secrets.redacted(with_remedy('; '.join(told)))}")
         return False
     for line in _outcome(done):
         _show(f"{'':<12}{line}")

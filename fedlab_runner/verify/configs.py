@@ -19,6 +19,7 @@ from fedlab_runner.config.build import Checked, check, conf_dir
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.faults import MAX_THREADS
 from fedlab_runner.config.run_id import VOLATILE
+from fedlab_runner.config.targets import NO_MODULE
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.run_files import CONFIG
@@ -63,8 +64,13 @@ def checked(values: Mapping[str, Any]) -> Checked:
     except Exception as error:  # a named module may need an extra, and a stranger's values may be odd
         raise UserError(f"{CONFIG}: {error!r}") from error
     if result.errors:
-        raise UserError("; ".join(result.errors[:3]))
+        raise UserError(with_remedy("; ".join(result.errors[:3])))
     return result
+
+
+def with_remedy(fault: str) -> str:
+    """The fault of a config; for a module that this machine lacks, with the remedy."""
+    return f"{fault}; if it is your own, give --config-dir FOLDER, its folder" if NO_MODULE in fault else fault
 
 
 class Settings:

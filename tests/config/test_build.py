@@ -16,6 +16,7 @@ from fedlab_runner.algorithms.fedavg import FedAvg
 from fedlab_runner.config import build, components, schema, targets
 from fedlab_runner.delays.base import Delay
 from fedlab_runner.delays.constant import ConstantDelay
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers import composed as shared
 from tests.helpers.paths import ROOT
@@ -479,3 +480,12 @@ def test_the_resolver_is_run_id_with_the_hydra_section_present() -> None:
 def test_no_sensible_config_has_no_name() -> None:
     with pytest.raises(UserError, match=r"local\.lr must be a number"):
         build.run_id(composed("local.lr=fast"))
+
+
+def test_a_policy_that_names_no_field_is_named_by_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: UniformParticipation, num_clients: int) -> None:
+        raise ValueError("too few clients")
+
+    monkeypatch.setattr(UniformParticipation, "check", check)
+    with pytest.raises(UserError, match=r"^UniformParticipation\.check: too few clients$"):
+        build.build(shared.composed())

@@ -94,6 +94,11 @@ def test_what_no_run_could_use_is_one_line(name: str) -> None:
         try_network(model_family(lambda: Changed(change)), INPUTS)
 
 
+def test_logits_of_more_digits_than_the_run_has_are_no_fault() -> None:
+    family = model_family(lambda: Changed(lambda logits, training: logits.double()), torch.float32)
+    try_network(family, torch.rand(3, FEATURES))
+
+
 class Keeping(nn.Module):
     """Keeps a product of its weights from the first call in `kept_in` on, until it trains again."""
 

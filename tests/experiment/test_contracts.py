@@ -263,7 +263,8 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (observe, "observe", (None, {"analysis/n": "many"}), "a number as analysis/n, got 'many'"),
     (observe, "observe", (COUNT, {}), "a memory whose NamedTuples that of init has, or the annotations of its"),
     (observe, "observe", ({"seen": [COUNT]}, {}), "a memory whose NamedTuples that of init has, or the"),
-    (offsets, "offsets", torch.zeros(3), "a tensor [3, 2], got torch float32 [3] from 0 to 0"),
+    (offsets, "offsets", torch.zeros(3), "a tensor [3, 2] without NaN, got torch float32 [3] from 0 to 0"),
+    (offsets, "offsets", torch.full((3, 2), NAN), "a tensor [3, 2] without NaN, got torch float32 [3, 2] from nan"),
     (home, "keeps", ["0.weight", "head"], "some of the names that it is given, got ['head']"),
 ]
 

@@ -212,7 +212,7 @@ def test_no_class_of_a_bundle_is_built(
     code = cli.main([str(write(tmp_path / "b.zip", files)), "--cells", "1"])
     shown = capsys.readouterr()
     assert code == 1 and shown.err == ""
-    assert "NOT COMPUTED" in shown.out and "this version cannot read" in shown.out
+    assert "NOT COMPUTED" in shown.out and "cannot be read here: " in shown.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.zip", "stranger_module_of_the_bundle.py"]
 
 

@@ -260,6 +260,7 @@ def test_own_code_is_taken_from_the_folder_that_is_given(
     sys.path[:] = [each for each in sys.path if each != str(tmp_path / "mine")]
     code, text = verify(tmp_path / "b.zip", "--cells", 1)
     assert code == 1 and "NOT COMPUTED" in text and "own_delay_of_a_bundle" in text
+    assert text.count("if it is your own, give --config-dir FOLDER, its folder") == 2
     code, text = verify(tmp_path / "b.zip", "--cells", 1, "--config-dir", tmp_path / "mine")
     assert code == 0 and "equal: each of" in text
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedlab_runner.experiment.component_faults import faults
+from fedlab_runner.config.component_faults import faults
 from fedlab_runner.utils.errors import UserError
 
 

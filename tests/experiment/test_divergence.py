@@ -1,0 +1,23 @@
+"""What the line on a diverged run names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlab_runner.algorithms.fedavg import FedAvg
+from fedlab_runner.algorithms.shared.averaging import Params
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.utils.errors import Diverged
+from tests.helpers.composed import composed
+
+
+def test_a_step_that_takes_the_mean_of_no_updates_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: FedAvg, state: Params, arrivals: Any, fed: Federation) -> Params:
+        return Params(state.params + arrivals.upload[0].mean(0).sum())
+
+    monkeypatch.setattr(FedAvg, "server_step", step)
+    line = r"the loss is finite, but not the model that FedAvg\.round made of 0 updates: lower local\.lr or set "
+    with pytest.raises(Diverged, match=line):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "delay=constant", "rounds=2"))
