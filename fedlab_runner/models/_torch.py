@@ -75,4 +75,6 @@ def load_weights(model: nn.Module, classifier: str, path: str, network: str, hin
     if wrong := sorted(missing | other | (weights.keys() - own.keys())):
         reason = f"whose {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such)"
         raise UserError(f"weights must fit {network}, got '{path}', {reason}; {hint}")
+    if any(value.dtype == torch.float64 for value in weights.values()):
+        model.double()  # a network of float32 would round them, also for a run in float64
     model.load_state_dict(weights, strict=False)

@@ -384,6 +384,15 @@ def test_weights_of_a_run_begin_a_network_whose_classifier_is_new_for_other_clas
     assert torch.equal(loaded(images), saved(images))
 
 
+def test_weights_of_a_run_in_float64_keep_all_their_digits(tmp_path):
+    saved = MLP(1, 8, [20]).build(1, 8, 5).double()
+    torch.nn.init.normal_(next(saved.parameters()))
+    save_file(saved.state_dict(), tmp_path / "model.safetensors")
+    loaded = Pretrained(1, 8, MLP(1, 8, [20]), str(tmp_path / "model.safetensors")).build(1, 8, 5)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, saved.state_dict()[name])
+
+
 @pytest.mark.parametrize(
     "base",
     [MLP(1, 8, [20, 10, 10]), MLP(1, 8, [20, 11]), MLP(1, 8, [20])],
