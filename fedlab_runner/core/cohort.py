@@ -20,6 +20,7 @@ from fedlab_runner.core.optimizer import Optimizer
 from fedlab_runner.core.rng import Purpose, generators
 from fedlab_runner.core.trainer import J, LocalTrainer
 from fedlab_runner.core.work import Work
+from fedlab_runner.core.work_checks import check_given, check_start
 
 
 class ClientStreams(NamedTuple):
@@ -150,8 +151,9 @@ class Cohort:
         first `steps` minibatches; without weight decay or clipping.
 
         The pass over these examples counts as local training in cost/client_gflops. Values at home are those from
-        before the round, and their gradient is zero.
+        before the round, and their gradient is zero. Raises UserError for another shape.
         """
+        check_start("gradients: x", x, self.family, len(self))
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
         client_data, seed = self._client_data, self._trainer.seed
         work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at, steps)
@@ -201,8 +203,8 @@ class Cohort:
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client and read nothing but their arguments (`core.additions`). Raises
-        UserError where the memory cannot hold the cohort and for a loss that is no mean by `batch.mean`, Diverged where
-        `nonfinite=stop` ends the run.
+        UserError for tensors of other shapes, where the memory cannot hold the cohort and for a loss that is no mean by
+        `batch.mean`, Diverged where `nonfinite=stop` ends the run.
         """
         work = Work(
             family=self.family if joined is None else joined.family,
@@ -224,6 +226,7 @@ class Cohort:
             frozen=frozen,
             optimizer=optimizer,
         )
+        check_given(work)
         y, self.last_loss, self.final_loss, finite = self._trainer.train(
             work, counted=counted, homes=self._homes, joined=joined, late=self.due > self.round
         )
