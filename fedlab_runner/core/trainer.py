@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.additions_trial import try_additions
 from fedlab_runner.core.client_data import PERSONAL_STREAMS, ClientData
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.client_losses import client_losses
 from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.joined_models import Joined
-from fedlab_runner.core.loss_trial import try_loss
 from fedlab_runner.core.memory_check import check_cohort_memory
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.update_guard import Guard
@@ -41,7 +41,6 @@ class LocalTrainer:
         self.metrics, self.client_state, self.seed = metrics, client_state, seed
         self.losses_reported = False  # whether clients report the loss of their trained models in this round
         self._joined: dict[Any, Any] = {}
-        self._tried = set[Any]()  # the losses, by their code
 
     def joined(self, kind: Callable[..., J], *parts: Any) -> J:
         """The joined models `kind(*parts)`: the same object at each call, because an object remembers its step's
@@ -81,13 +80,13 @@ class LocalTrainer:
         the kept values count from their report on. On `joined` models the values at home are those of the first
         models.
 
-        Raises UserError where the memory cannot hold the cohort or `try_loss` refuses the loss, and Diverged where the
-        guard's policy is `stop`.
+        Raises UserError where the memory cannot hold the cohort or `try_additions` refuses a function, and Diverged
+        where the guard's policy is `stop`.
         """
         if homes is not None:
             work = replace(work, own_start=homes.own_start(work.ids, joined))
         check_cohort_memory(work)
-        self._try_loss(work)
+        try_additions(work)
         reported = self.losses_reported and counted
         self.metrics.count_client_flops(work, losses_reported=reported)
         attempt.at("local training", work.round + 1)
@@ -104,13 +103,6 @@ class LocalTrainer:
             homes.keep(work.ids, y, counts, on_time if late is None else late, joined)
             homes.columns(joined).copy(y, work.start)
         return y, losses, final, good
-
-    def _try_loss(self, work: Work) -> None:
-        """Tries a loss function once, also if each round makes another closure of it."""
-        code = getattr(work.loss, "__code__", type(work.loss))
-        if work.loss is not None and code not in self._tried and work.num_steps.any():
-            try_loss(work)
-            self._tried.add(code)
 
     def _record_loss(self, work: Work, losses: Tensor, good: Tensor) -> None:
         sizes = torch.from_numpy(self.client_data.num_examples[work.ids]).to(losses.device)[good]

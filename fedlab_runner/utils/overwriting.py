@@ -15,8 +15,16 @@ class Overwritten(UserError):
 
 @contextmanager
 def only_read(component: object, method: str, what: str, value: Any) -> Iterator[None]:
-    """Raises Overwritten if the block, which calls a component's method, writes into a value: into one of its tensors
-    or the tensor that it is a view of, or into its dicts and lists. It does so also if the block is interrupted.
+    """`unchanged` for the block that calls a component's method."""
+    with unchanged(f"{type(component).__name__}.{method}", what, value):
+        yield
+
+
+@contextmanager
+def unchanged(name: str, what: str, value: Any) -> Iterator[None]:
+    """Raises Overwritten if the block, which calls the function of this name, writes into a value: into one of its
+    tensors or the tensor that it is a view of, or into its dicts and lists. It does so also if the block is
+    interrupted.
     """
     before = _marks(value)
     told = False
@@ -28,7 +36,7 @@ def only_read(component: object, method: str, what: str, value: Any) -> Iterator
     finally:
         if not told and _marks(value) != before:
             raise Overwritten(
-                f"{type(component).__name__}.{method} writes into {what}, which the run may read again and save at any "
+                f"{name} writes into {what}, which the run may read again and save at any "
                 "time: make new ones, as x + y in place of x.add_(y), or {**rows, i: y} in place of rows[i] = y"
             )
 

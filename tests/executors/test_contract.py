@@ -137,10 +137,11 @@ def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -
         fed = federation(executor=executor)
         shared = fed.family.init(1)
 
-        def loss(model: Any, batch: Any, pull: Tensor) -> Tensor:
+        def loss(model: Any, batch: Any, pull: Tensor, x: Tensor) -> Tensor:
             return fed.family.loss(model, batch) + pull * (model.params - shared).square().sum()
 
-        return train(fed, ids, loss=loss, correct=lambda g, pull: g - pull * shared, per_client=(own,))[0]
+        added: dict[str, Any] = {"loss": loss, "correct": lambda g, pull, x: g - pull * x}
+        return train(fed, ids, **added, per_client=(own,), common=(shared,))[0]
 
     torch.testing.assert_close(outcome(OTHERS[executor]), outcome(Loop(compile=False)), rtol=0, atol=1e-10)
 

@@ -79,8 +79,8 @@ def nobody_is_left(forked: list[int]) -> bool:
 @pytest.mark.parametrize("inner", [LOOP, Vectorized(chunk_size=3, compile=False)])
 def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, workers: int, forked: list[int]) -> None:
     """With closures over tensors, which the workers were never sent."""
-    shared, own = federation(build=normed).family.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
-    how: dict[str, Any] = {"correct": lambda g, pull: g - pull * shared[: len(g)], "per_client": (own,)}
+    shared, own = federation(build=normed).family.init(1)[0], torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    how: dict[str, Any] = {"correct": lambda g, pull: g - pull * shared, "per_client": (own,)}
     expected = train(federation(executor=inner, build=normed), **how)
     result = train(federation(executor=Processes(workers, inner), build=normed), **how)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, expected, strict=True))

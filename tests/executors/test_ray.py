@@ -258,12 +258,12 @@ class _cluster:
 def test_the_bits_are_the_inner_executors(inner: ChunkedExecutor, shared: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """With closures over tensors, and rows that each client has of its own."""
     monkeypatch.setitem(shared.__dict__, "inner", inner)
-    other, own = federation(build=normed).family.init(1), torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
+    other, own = federation(build=normed).family.init(1)[0], torch.linspace(0.1, 0.5, len(RAGGED), dtype=torch.float64)
     starts = torch.stack([federation(build=normed).family.init(seed) for seed in range(len(RAGGED))])
     for start in (starts[0], starts):
         how: dict[str, Any] = {
             "start": start,
-            "correct": lambda g, pull, late: g - (pull + late) * other[: len(g)],
+            "correct": lambda g, pull, late: g - (pull + late) * other,
             "per_client": (own,),
             "per_step": lambda work, rows, step: (own[torch.from_numpy(work.ids[rows])] * step,),
         }

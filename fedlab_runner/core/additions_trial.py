@@ -1,0 +1,189 @@
+"""Tries the functions that an algorithm adds to local steps, before clients train with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlab_runner.core.additions import parted
+from fedlab_runner.core.global_rng import kept_globals, own_generators
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
+from fedlab_runner.core.network_state import differ, reason
+from fedlab_runner.core.work import Work
+from fedlab_runner.utils.contract import in_words
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.overwriting import unchanged
+
+NEAR = 0.01  # a model that starts at zero gives every class the same loss: so far from it are the parameters tried
+TOLERANCE = 1e-4  # relative to a loss
+# Decimal exponents of the first and the last value that is tried: a bound between them acts on a norm of all values,
+# and on the norms of some tensors alone.
+SPREAD = 3, -3
+RIGHT = 'batch.mean(losses) of losses [b], such as F.cross_entropy(..., reduction="none")'  # what a loss gives
+_tried: WeakKeyDictionary[ModelFamily, set[Any]] = WeakKeyDictionary()  # the functions, by their kind and code
+
+
+def try_additions(work: Work) -> None:
+    """Tries each function of the work for the first client that takes a step: once with a model family, also if each
+    round makes another closure. A trial leaves the model, the tensors and all generators as they were.
+
+    Raises UserError where a function gives something else than `Cohort.train` says, where examples that do not count
+    change the loss, where a correction or penalty is not value by value, and Overwritten where a function writes into
+    its tensors.
+    """
+    tried = _tried.setdefault(work.family, set())
+    for name, trial in _TRIALS.items():
+        if (function := getattr(work, name)) is None:
+            continue
+        key = name, getattr(function, "__code__", type(function))
+        if key not in tried and work.num_steps.any():
+            one = work.select(np.flatnonzero(work.num_steps)[:1])  # with copies of its rows
+            one = replace(one, common=tuple(value.clone() for value in work.common))
+            with unchanged(_name(function), "its rows of per_client or into common", (one.per_client, one.common)):
+                trial(one)
+            tried.add(key)
+
+
+def _try_loss(one: Work) -> None:
+    """Computes the loss on a minibatch, of which one example counts."""
+    family, loss = one.family, one.loss
+    assert loss is not None
+    index = one.plan(np.arange(1)).indices[0, 0]
+    if one.per_step is None:  # else its tensors may have a row for each example
+        index = index[:3]
+    mask = (torch.arange(len(index), device=index.device) < 1).to(family.dtype)
+    family.mode(True)
+    params, buffers = (part[0] for part in one.start_of(np.arange(1)))
+
+    def checked(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
+        found = loss(model, batch, *own)
+        _check_scalar(loss, found, RIGHT, moves=any(one.moving))
+        return found
+
+    objective = replace(one, loss=checked).objective(penalized=False)
+    own = (*(() if one.offsets is None else one.offsets), *_own(one))
+
+    def value(examples: Tensor, shift: int) -> Tensor:
+        inputs, targets = one.client_data.minibatch(examples)
+        targets = torch.where(mask > 0, targets, (targets + shift) % family.num_classes)
+        with kept_globals(), own_generators(family.device, 0):
+            near = (params + NEAR * torch.randn_like(params)).requires_grad_()
+            batch = family.batch(inputs, targets, mask)
+            return objective(near, buffers.clone(), *batch[:3], *own)[0].detach()
+
+    first, second = value(index, 0), value(index[:1].expand_as(index), 1)
+    # A family that mixes examples has no filled minibatches.
+    if not family.mixes and bool((first - second).abs() > TOLERANCE * first.abs()):
+        raise UserError(
+            f"{_name(loss)} counts examples that only fill up a minibatch (where batch.mask is 0): it must give {RIGHT}"
+        )
+
+
+def _try_penalty(one: Work) -> None:
+    penalty = one.penalty
+    assert penalty is not None
+    by_hand = getattr(penalty, "gradient", None)
+
+    def gradient(values: Tensor, *own: Tensor) -> Any:
+        leaf = values.requires_grad_()
+        found = penalty(leaf, *own)
+        _check_scalar(penalty, found, "a sum over the parameters", moves=by_hand is None)
+        return torch.autograd.grad(found, leaf)[0] if by_hand is None else by_hand(leaf.detach(), *own)
+
+    name = _name(penalty) + ("" if by_hand is None else ".gradient")
+    rule = f"{_name(penalty)} must be a sum over the parameters, as (w - x).square().sum()"
+    start = one.starts(np.arange(1))[0, : one.family.num_params]
+    _check_by_value(one, gradient, name, start + NEAR * _values(one), rule)
+
+
+def _try_perturb(one: Work) -> None:
+    perturb, g = one.perturb, _values(one)
+    assert perturb is not None
+    with kept_globals(), own_generators(one.family.device, 0):
+        _check_size(_name(perturb), perturb(g.clone(), *_own(one)), len(g))
+
+
+def _try_correct(one: Work) -> None:
+    correct = one.correct
+    assert correct is not None
+    rule = f"{_name(correct)} must change each value of the gradient by itself (local.clip_norm clips a norm)"
+    _check_by_value(one, correct, _name(correct), _values(one), rule)
+
+
+def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: Tensor, rule: str) -> None:
+    """Raises UserError, which begins with the `name`, unless `function` gives as many values [n] as it receives, and
+    with the `rule` unless it gives the same for all `values` [P] and tensor by tensor. A function that draws random
+    numbers must give the same for the first tensor, whatever the other tensors hold.
+    """
+    family, own = one.family, _own(one)
+
+    def given(*parts: tuple[Tensor, ...]) -> list[Tensor]:
+        with kept_globals(), own_generators(family.device, 0):
+            found = [function(part[0].clone(), *part[1:]) for part in parts]
+        for each, part in zip(found, parts, strict=True):
+            _check_size(name, each, len(part[0]))
+        return found
+
+    sizes = [shape.numel() for first, shape in family.layout.values() if first < family.num_params]
+    whole, again = given(*[(values, *own)] * 2)
+    if torch.equal(whole, again):
+        try:
+            found, expected = given(*parted((values, *own), sizes)), torch.split(whole, sizes)
+        except RuntimeError as error:  # a closure over a vector, say
+            raise UserError(
+                f"{rule}: for the values of one tensor it fails ({reason(error)}); a vector [{len(values)}] comes by "
+                "per_client or common, in the parts of each tensor"
+            ) from error
+    else:  # it draws
+        others = torch.cat([values[: sizes[0]], -2 * values[sizes[0] :]])
+        found, expected = [given((others, *own))[0][: sizes[0]]], (whole[: sizes[0]],)
+    if any(map(differ, found, expected)):
+        raise UserError(
+            f"{rule}: tensor by tensor, as some executors call it, it gives other values than for all parameters"
+        )
+
+
+def _check_scalar(function: object, found: Any, rule: str, *, moves: bool) -> None:
+    """Raises UserError unless `found` is a scalar, which depends on the parameters if any of them `moves`."""
+    if not isinstance(found, Tensor) or found.dim():
+        raise UserError(f"{_name(function)} must give a scalar, {rule}, got {in_words(found)}")
+    if moves and not found.requires_grad:
+        raise UserError(
+            f"{_name(function)} must give a scalar that depends on the model's parameters, got one without a gradient: "
+            "compute it with torch alone, without detach() and item()"
+        )
+
+
+def _check_size(name: str, found: Any, size: int) -> None:
+    if not isinstance(found, Tensor) or found.shape != (size,) or not found.is_floating_point():
+        raise UserError(f"{name} must give a value for each parameter, a tensor [{size}], got {in_words(found)}")
+
+
+def _own(one: Work) -> tuple[Tensor, ...]:
+    """The client's tensors in its first step, without the loss function's offsets."""
+    offsets = int(one.offsets is not None)
+    return (*(rows[0] for rows in one.own(np.arange(1), 0)[offsets:]), *one.common)
+
+
+def _values(one: Work) -> Tensor:
+    """A random gradient [P] of values that are large at first, and small in the end."""
+    like = one.start.new_empty(one.family.num_params)
+    with own_generators(one.family.device, 0):
+        return torch.randn_like(like) * torch.logspace(*SPREAD, len(like)).to(like)
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+# What each field of a work that holds a function of the algorithm is tried with.
+_TRIALS: dict[str, Callable[[Work], None]] = {
+    "loss": _try_loss,
+    "penalty": _try_penalty,
+    "perturb": _try_perturb,
+    "correct": _try_correct,
+}
