@@ -142,9 +142,7 @@ def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: 
         others = torch.cat([values[: sizes[0]], -2 * values[sizes[0] :]])
         found, expected = [given((others, *own))[0][: sizes[0]]], (whole[: sizes[0]],)
     if any(map(differ, found, expected)):
-        raise UserError(
-            f"{rule}: tensor by tensor, as some executors call it, it gives other values than for all parameters"
-        )
+        raise UserError(f"{rule}: some executors call it for one tensor, others for all, and the values would differ")
 
 
 def _check_scalar(function: object, found: Any, rule: str, *, moves: bool) -> None:

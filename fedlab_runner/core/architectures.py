@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.models.base import Architecture
+from fedlab_runner.models.base import Architecture, built
 
 
 class ClientGroup(NamedTuple):
@@ -32,4 +32,4 @@ def shape_of(inputs: Tensor) -> tuple[int, int]:
 def family_of(architecture: Architecture, like: ModelFamily, inputs: Tensor) -> ModelFamily:
     """The model family of another architecture on the data of `like`, whose stored examples are `inputs` [n, ...]."""
     channels, image_size = shape_of(inputs)
-    return like.like(lambda: architecture.build(channels, image_size, like.num_classes))
+    return like.like(lambda: built(architecture, channels, image_size, like.num_classes))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.metric_names import COUNT_PREFIX
-from fedlab_runner.utils.contract import require
+from fedlab_runner.utils.contract import is_named, require
 
 Upload = TypeVar("Upload", bound=tuple[Tensor, ...])
 
@@ -120,8 +120,10 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
 
 def sent(algorithm: object, upload: Any, clients: int) -> Any:
     """What clients send. Raises UserError where it breaks the contract of `ServerAlgorithm.client_update`."""
-    right = isinstance(upload, tuple) and all(isinstance(t, Tensor) and t.shape[:1] == (clients,) for t in upload)
+    right = is_named(upload) and all(isinstance(t, Tensor) and t.shape[:1] == (clients,) for t in upload)
     require(right, algorithm, "client_update", f"a NamedTuple of tensors [{clients}, ...]", upload)
+    free = not any(t.requires_grad for t in upload)
+    require(free, algorithm, "client_update", "tensors without a gradient's history (x.detach())", upload)
     return upload
 
 

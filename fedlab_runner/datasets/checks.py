@@ -33,6 +33,7 @@ def loaded(dataset: Dataset, seed: int) -> Data:
 
 
 def _check_examples(dataset: Dataset, part: str, examples: Examples, classes: int) -> None:
+    require(isinstance(examples, Examples), dataset, "load", f"as {part} an Examples", examples)
     inputs = examples.inputs
     stored = isinstance(inputs, Tensor) and (inputs.dtype, inputs.ndim) in ((torch.uint8, 4), (torch.float32, 2))
     stored = stored and (inputs.ndim == 2 or inputs.shape[2] == inputs.shape[3])

@@ -25,6 +25,7 @@ from fedlab_runner.evaluation.matrix import CellScores, Matrix
 from fedlab_runner.experiment.code_hash import Code
 from fedlab_runner.experiment.divergence import check_finite
 from fedlab_runner.experiment.first_round import FirstRounds
+from fedlab_runner.experiment.first_state import first_state
 from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_round
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
@@ -186,9 +187,7 @@ class Simulation:
             _log.info("round %d took %s: %s for the %d that are left", done, took, all_of_them, len(rounds))
 
     def _initial(self) -> Snapshot:
-        state = self.algorithm.init(self.fed)
-        pack(state, of=f"the State that {type(self.algorithm).__name__}.init gives")  # or fails before the first round
-        return Snapshot(0, state, self.fed.state_dict(), self.analysis.init())
+        return Snapshot(0, first_state(self.algorithm, self.fed), self.fed.state_dict(), self.analysis.init())
 
     def _analyse(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:
         """The state of the analysis after it has observed the round that begins now, and its metrics."""
@@ -263,7 +262,7 @@ class Simulation:
         """The State in the checkpoint after `round` rounds, where the `first` one is known (None: it is not); also
         restores the federation. Raises UserError for a checkpoint of another run or version.
         """
-        first = self.algorithm.init(self.fed) if first is None else first
+        first = first_state(self.algorithm, self.fed) if first is None else first
         with understood(round, STRANGE):
             if not fits(payload["state"], payload["layout"], like=first):
                 name = type(self.algorithm).__name__

@@ -34,7 +34,7 @@ from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.homes.base import Home
-from fedlab_runner.models.base import Architecture
+from fedlab_runner.models.base import Architecture, built
 from fedlab_runner.models.mix import Mix
 from fedlab_runner.partitions.base import dealt
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
@@ -268,7 +268,7 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
         if model.warning is not None:
             _log.warning("%s", model.warning)
         return ModelFamily(
-            partial(model.build, channels, image_size, num_classes),
+            partial(built, model, channels, image_size, num_classes),
             num_classes,
             normalize=Normalize.of(data.mean, data.std, dtype, device),
             device=device,

@@ -6,8 +6,9 @@ Each choice is a frozen dataclass in a file of this folder, with conf/model/<fil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from fedlab_runner.utils.contract import require
 from fedlab_runner.utils.validate import at_least
 
 if TYPE_CHECKING:  # reading a model's fields must not load torch
@@ -63,3 +64,12 @@ class Architecture(ABC):
         `image_size` is the side of the network's inputs; `mean` and `std` are those of inputs / 255, by channel.
         """
         return None
+
+
+def built(architecture: Architecture, channels: int, image_size: int, num_classes: int) -> "nn.Module":
+    """The network that an architecture builds. Raises UserError unless it is a module."""
+    from torch import nn
+
+    network: Any = architecture.build(channels, image_size, num_classes)
+    require(isinstance(network, nn.Module), architecture, "build", "an nn.Module", network)
+    return cast("nn.Module", network)

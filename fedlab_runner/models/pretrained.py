@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fedlab_runner.models._torch import load_weights
-from fedlab_runner.models.base import Architecture
+from fedlab_runner.models.base import Architecture, built
 
 # Where to get weights, for messages.
 HINT = "a run with logger.save_model=true leaves model.safetensors in its folder"
@@ -32,7 +32,7 @@ class Pretrained(Architecture):
                 raise ValueError(f"{name} must be that of the base, {inner}, got {own}: set model.base.{name}")
 
     def build(self, channels: int, image_size: int, num_classes: int) -> nn.Module:
-        model = self.base.build(channels, image_size, num_classes)
+        model = built(self.base, channels, image_size, num_classes)
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         load_weights(model, linear[-1] if linear else "", self.weights, "model.base", HINT)
         return model

@@ -15,6 +15,11 @@ def require(holds: bool, component: object, method: str, contract: str, given: A
         raise UserError(f"{type(component).__name__}.{method} must give {contract}, got {in_words(given)}")
 
 
+def is_named(value: Any) -> bool:
+    """Whether a value is a NamedTuple."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is one number: of Python, of numpy, or an array or tensor of one value."""
     return isinstance(value, Real) or getattr(value, "shape", None) in ((), (1,))

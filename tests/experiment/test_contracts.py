@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlab_runner.algorithms.shared.averaging import Models
 from fedlab_runner.analyses.base import observed
 from fedlab_runner.client_splits.base import Parts, checked_split
 from fedlab_runner.core.aggregation import Aggregation
@@ -17,6 +18,7 @@ from fedlab_runner.core.client_state import ClientStateStore
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.server_data import ServerData
+from fedlab_runner.core.updates import sent
 from fedlab_runner.datasets.checks import loaded
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.delays.base import drawn_delays
@@ -100,6 +102,10 @@ def factor(mine: Any) -> Any:
 
 def data(mine: Any) -> Any:
     return loaded(mine, 0)
+
+
+def upload(mine: Any) -> Any:
+    return sent(mine, mine.client_update(), 3)
 
 
 def server_data(mine: Any) -> Any:
@@ -242,6 +248,9 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (data, "load", replace(PICTURES, std=(0.0,)), "as std finite numbers > 0, got a tuple of 1"),
     (data, "load", replace(PICTURES, mean=(NAN,)), "as mean finite numbers, got a tuple of 1"),
     (data, "load", replace(PICTURES, mean=None), "as mean a number for each channel, or None for features, got None"),
+    (data, "load", replace(PICTURES, test=None), "as test an Examples, got None"),
+    (upload, "client_update", (torch.zeros(3, 2),), "a NamedTuple of tensors [3, ...], got a tuple of 1"),
+    (upload, "client_update", Models(torch.zeros(3, 2).requires_grad_()), "tensors without a gradient's history"),
     (server_data, "reserve", served(inputs=torch.zeros(3, 1, 4, 4)), "as the clients', torch uint8 [3, 1, 4, 4]"),
     (
         server_data,

@@ -1,0 +1,29 @@
+"""Holds an algorithm's first State against the contract."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fedlab_runner.checkpoints.state_packing import pack
+from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
+from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.updates import tensors_in
+from fedlab_runner.utils.contract import is_named, require
+
+
+def first_state(algorithm: Algorithm[Any], fed: Federation) -> Any:
+    """The State that `init` gives. Raises UserError unless it is a NamedTuple of tensors without a gradient's history
+    that has, where there is a server, the server's model [D].
+    """
+    state = algorithm.init(fed)
+    require(is_named(state), algorithm, "init", "a NamedTuple, the State", state)
+    free = not any(tensor.requires_grad for tensor in tensors_in(state))
+    require(free, algorithm, "init", "a State of tensors without a gradient's history (x.detach())", state)
+    if isinstance(algorithm, ServerAlgorithm):
+        found = type(algorithm).server_model is not ServerAlgorithm.server_model or "params" in state._fields
+        require(found, algorithm, "init", "a State with a field params, the server's model [D]", state)
+        model: Any = algorithm.server_model(state)
+        right = isinstance(model, Tensor) and model.is_floating_point() and model.shape == (fed.family.size,)
+        require(right, algorithm, "init", f"as the server's model a tensor of floats [{fed.family.size}]", model)
+    pack(state, of=f"the State that {type(algorithm).__name__}.init gives")  # or fails before the first round
+    return state
