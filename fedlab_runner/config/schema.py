@@ -1,7 +1,6 @@
 """Checks a config's types against the dataclass fields of its targets, before anything is built."""
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -9,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, Union
 
 from fedlab_runner.config import targets
+from fedlab_runner.utils.nearest import nearest
 
 MISSING = "???"  # OmegaConf's mark of a value that the user must give
 MAX_SHOWN_CHARACTERS = 200  # of a value in a message
@@ -99,13 +99,6 @@ def unknown_key(key: str, known: Collection[str]) -> str:
         return f"{key} is not a key: did you mean {guess}?"
     has = f"{parent or 'the config'} has {', '.join(siblings) or 'no keys'}"
     return f"{key} is not a key: {has}; to drop it from an experiment: ~{key}"
-
-
-def nearest(word: str, words: Collection[str]) -> str | None:
-    """The word nearest to `word`, whatever the case of their letters; None where none is near."""
-    by_small_letters = {each.casefold(): each for each in words}
-    found = difflib.get_close_matches(word.casefold(), by_small_letters, n=1, cutoff=0.6)
-    return by_small_letters[found[0]] if found else None
 
 
 def way_out(word: str, words: Collection[str], what: str) -> str:

@@ -203,8 +203,9 @@ class Cohort:
         - `counted=False` keeps the loss out of train/loss, for a second training on another objective in one round.
 
         The functions are written for one client and read nothing but their arguments (`core.additions`). Raises
-        UserError for tensors of other shapes, where the memory cannot hold the cohort and where a function breaks this
-        contract in its trial (`core.additions_trial`), Diverged where `nonfinite=stop` ends the run.
+        UserError for tensors of other shapes or names that the model lacks, where the memory cannot hold the cohort and
+        where a function breaks this contract in its trial (`core.additions_trial`), Diverged where `nonfinite=stop`
+        ends the run.
         """
         work = Work(
             family=self.family if joined is None else joined.family,

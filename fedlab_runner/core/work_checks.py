@@ -4,15 +4,19 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlab_runner.core.layers.tied import first_names
 from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.network_state import named_values
 from fedlab_runner.core.work import Work
 from fedlab_runner.utils.contract import in_words
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.nearest import nearest
 
 
 def check_given(work: Work) -> None:
     """Raises UserError unless the work's `start`, `per_client` and `common` are tensors of the shapes that
-    `Cohort.train` says. An executor would take another client's row for a row of another length.
+    `Cohort.train` says, and `frozen` has names of the model. An executor would give a client the row of another one,
+    and train a tensor whose name is misspelt.
     """
     clients = len(work.ids)
     check_start("train: start", work.start, work.family, clients)
@@ -27,6 +31,21 @@ def check_given(work: Work) -> None:
     for i, value in enumerate(given["common"]):
         if not isinstance(value, Tensor):
             _refuse(f"train: common[{i}]", "a tensor, as x.new_tensor(0.1)", value)
+    if work.frozen:
+        _check_frozen(work.frozen, work.family)
+
+
+def _check_frozen(frozen: Any, family: ModelFamily) -> None:
+    """Accepts the name of a parameter that never trains too, which no vector holds."""
+    if not isinstance(frozen, tuple):
+        _refuse("train: frozen", "a tuple of names, as frozen=(name,)", frozen)
+    layout = family.layout
+    for name in frozen:
+        if name in layout or name in named_values(family.module):
+            continue
+        guess = first_names(family.module).get(name) or nearest(str(name), layout)
+        hint = f"did you mean {guess!r}?" if guess else f"the names are {in_words([*layout])}"
+        raise UserError(f"cohort.train: frozen must name parameters and statistics of the model, got {name!r}: {hint}")
 
 
 def check_start(name: str, start: Any, family: ModelFamily, clients: int) -> None:

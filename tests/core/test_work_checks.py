@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.utils.errors import UserError
-from tests.helpers.toy import asked, federation
+from tests.helpers.toy import CLASSES, FEATURES, asked, federation
 
 
 def corrected(g: Tensor, *own: Tensor) -> Tensor:
@@ -54,6 +54,18 @@ WRONG: dict[str, tuple[Callable[[Cohort, Tensor, Tensor], Any], str]] = {
         lambda c, x, rows: c.train(rows[:2, :-1]),
         r"train: start must be a tensor \[57\] or \[2, 57\], got torch float64 \[2, 56\]",
     ),
+    "a misspelt name": (
+        lambda c, x, rows: c.train(x, frozen=("0.weight", "0.bais")),
+        r"train: frozen must name parameters .*, got '0.bais': did you mean '0.bias'\?",
+    ),
+    "a name of another model": (
+        lambda c, x, rows: c.train(x, frozen=("conv",)),
+        r"train: frozen must name .*, got 'conv': the names are \['0.weight', '0.bias', '2.weight', '2.bias'\]",
+    ),
+    "a text": (
+        lambda c, x, rows: c.train(x, frozen="0.bias"),  # type: ignore[arg-type]  # the fault
+        r"train: frozen must be a tuple of names, as frozen=\(name,\), got '0.bias'",
+    ),
     "models of all clients": (
         lambda c, x, rows: c.gradients(rows),
         r"gradients: x must be a tensor \[57\] or \[2, 57\], got torch float64 \[8, 57\]",
@@ -66,6 +78,23 @@ def test_tensors_of_other_clients_or_shapes_are_refused(name: str) -> None:
     call, line = WRONG[name]
     with pytest.raises(UserError, match=f"^cohort.{line}"):
         call(*cohort())
+
+
+def twice() -> nn.Module:
+    """A network two of whose layers have the same weight. Its last bias never trains."""
+    first, second, third = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+    second.weight = first.weight
+    third.bias.requires_grad_(False)
+    return nn.Sequential(first, second, third)
+
+
+def test_a_tied_tensor_is_frozen_by_its_first_name_and_what_never_trains_by_its_name() -> None:
+    fed = federation(build=twice)
+    fed.begin(0, 1.0)
+    clients, x = asked(fed, [4, 2]), fed.family.init(0)
+    with pytest.raises(UserError, match=r"frozen must name .*, got '1.weight': did you mean '0.weight'\?"):
+        clients.train(x, frozen=("1.weight",))
+    clients.train(x, frozen=("0.weight", "2.bias"))
 
 
 def test_a_row_for_each_client_and_values_for_all_are_accepted() -> None:
