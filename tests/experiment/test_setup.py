@@ -11,11 +11,8 @@ import pytest
 from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.config.build import build
 from fedlab_runner.experiment.setup import prepare
-<<<<<<< HEAD
-from fedlab_runner.participation.uniform import UniformParticipation
-=======
 from fedlab_runner.models.base import Architecture
->>>>>>> 1d37289 (Own classes: init, client_update, build and load are held against their contracts)
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import SMALL, composed
 
@@ -71,7 +68,6 @@ def test_a_partition_that_gives_nobody_an_example_is_one_line(drop_empty: bool) 
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
 class Gaps:
     """A partition that gives examples only to clients 0 and 13."""
 
@@ -107,7 +103,9 @@ def test_no_client_that_the_config_has_by_number_becomes_another(
     with pytest.raises(UserError, match=rf"^drop_empty must be false with this {key}, which has clients by number: "):
         prepare(components)
     prepare(replace(components, drop_empty=False))
-=======
+
+
+@dataclass(frozen=True)
 class Forgotten(Architecture):
     """An architecture whose `build` returns nothing."""
 
@@ -119,7 +117,6 @@ def test_a_network_that_is_no_module_is_one_line() -> None:
     components = build(composed(*ALONE, small=False))
     with pytest.raises(UserError, match=r"^Forgotten\.build must give an nn\.Module, got None$"):
         prepare(replace(components, model=Forgotten(None, None)))
->>>>>>> 1d37289 (Own classes: init, client_update, build and load are held against their contracts)
 
 
 @dataclass(frozen=True)
