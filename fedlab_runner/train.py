@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +22,9 @@ from omegaconf import DictConfig
 
 from fedlab_runner.config import config_files, hydra_loader, hydra_record, listing, plugins, secrets
 from fedlab_runner.config.build import conf_dir, register_resolvers, unchecked_fingerprint
-from fedlab_runner.config.explain import explain, is_of_run, traceback_of
+from fedlab_runner.config.explain import explain, is_of_run, reason, traceback_of
 from fedlab_runner.config.recorded import other_fingerprint
+from fedlab_runner.experiment.failure import requeued
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.sweep import ahead, callback, records, states
 from fedlab_runner.sweep.table import show
@@ -111,10 +111,9 @@ def job(cfg: DictConfig) -> float:
         record.end(states.PRUNED, pruned.objective, str(pruned))
         return _for_sweeper(pruned.objective)  # a search uses a pruned run's objective too
     except Exception as error:  # Hydra continues with the other jobs and reports nothing before the end
-        if _requeued(error):
+        if requeued(error):
             raise SystemExit(0) from error
-        lines = explain(error, ()) or [repr(error)]
-        record.end(states.FAILED, error=secrets.redacted("; ".join(lines)))
+        record.end(states.FAILED, error=reason(error))
         raise
     record.end(states.FINISHED, objective)
     return objective
@@ -125,16 +124,6 @@ def _for_sweeper(objective: float) -> float:
     if math.isnan(objective) and not callback.is_grid(HydraConfig.get()):
         raise RunFailed("the objective is not a number, which a search cannot compare")
     return objective
-
-
-def _requeued(error: Exception) -> bool:
-    """Whether Slurm has put this job back into the queue because its time was over.
-
-    submitit's signal handler requests this by a command that Slurm may kill together with the job. The handler then
-    raises an error wherever the run was. The run has written a checkpoint and continues when the job starts again.
-    """
-    command = list(error.cmd[:2]) if isinstance(error, subprocess.CalledProcessError) else []
-    return command == ["scontrol", "requeue"] and getattr(error, "returncode", 0) == -signal.SIGTERM
 
 
 def _run(cfg: DictConfig) -> float:

@@ -17,7 +17,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from fedlab_runner.config import schema
+from fedlab_runner.config import schema, secrets
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.composing import composed
 from fedlab_runner.config.listing import choices, groups, places
@@ -117,6 +117,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
         return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
     return None
+
+
+def reason(error: BaseException) -> str:
+    """Why a run failed, in one line without keys of W&B, for the files of runs and sweeps."""
+    return secrets.redacted("; ".join(explain(error, ()) or [repr(error)]))
 
 
 def is_of_run(error: BaseException) -> bool:

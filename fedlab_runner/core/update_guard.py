@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.utils.errors import Diverged
+from fedlab_runner.utils.run_files import THIS_FOLDER
 
 MAX_NAMED_CLIENTS = 5  # in one message
 MAX_WARNINGS = 10  # later ones are only counted
@@ -128,7 +129,7 @@ class Guard:
         if self._policy == "stop":
             raise Diverged(
                 f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
-                "out such updates with nonfinite=drop, which continues from here with hydra.run.dir=<this run's folder>"
+                f"out such updates with nonfinite=drop, which continues from here with {THIS_FOLDER}"
             )
         self._failed.update(ids.tolist())
         self._warnings += 1

@@ -92,8 +92,9 @@ class Simulation:
         # Whether a checkpoint holds the present state. A run has nothing to save before its first evaluation.
         written = True
         begun = saved is not None  # whether there is a checkpoint, or a state to save
-        evaluation, a_round = None, FirstRounds(self.algorithm, initial.state)
+        a_round = FirstRounds(self.algorithm, initial.state)
         del initial  # which may be large
+        tested, evaluation = ({}, None) if saved else self._first_evaluation(now.state)  # before a tracker opens
         recorder.start(now.round if saved else -1)
         on_start()
 
@@ -120,9 +121,7 @@ class Simulation:
 
         try:
             if not saved:
-                evaluating = time.monotonic()
-                recorder.log(0, self._first_evaluation(now.state), {"time/wall": time.monotonic() - began})
-                evaluation = time.monotonic() - evaluating
+                recorder.log(0, tested, {"time/wall": time.monotonic() - began})
                 written, begun = False, True
                 if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
                     _log.warning("the server's model will not change: %s", reason)
@@ -232,12 +231,13 @@ class Simulation:
     def _matrix(self) -> Matrix:
         return Matrix(self.evaluation, self.algorithm, self.fed, self.test, self._client_models)
 
-    def _first_evaluation(self, state: Any) -> dict[str, float]:
-        """The metrics of the initial model. Raises UserError if `evaluation.metric` is not among them."""
+    def _first_evaluation(self, state: Any) -> tuple[dict[str, float], float]:
+        """The metrics of the first model, and the seconds. Raises UserError if `evaluation.metric` is none of them."""
+        began = time.monotonic()
         metrics, wanted = self._evaluate(state, 0), self.evaluation.metric
         if wanted not in metrics:
             raise UserError(f"evaluation.metric must be one of {', '.join(metrics)}, got {wanted}")
-        return metrics
+        return metrics, time.monotonic() - began
 
     def _find_damage(
         self, recorder: Recorder, checkpointing: Checkpointing, code: Code, round: int, payload: dict[str, Any]

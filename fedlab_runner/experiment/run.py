@@ -17,6 +17,7 @@ from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.artifacts import RunArtifacts
 from fedlab_runner.experiment.code_hash import Code, code_of, digest_of_code
+from fedlab_runner.experiment.failure import noted
 from fedlab_runner.experiment.finished import CODE_DIGEST, objective_of_finished
 from fedlab_runner.experiment.labelling import label_of
 from fedlab_runner.experiment.lock import RunLock
@@ -71,7 +72,7 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         command = None if command_of is None else command_of(name)
         store = CheckpointStore(folder, components.checkpoint.keep)
         check_folder(store, checked.fingerprint, components.rounds)
-        with Attempt(folder, store.rounds):
+        with Attempt(folder, store.rounds), noted(folder, lock):
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])
 
@@ -89,7 +90,7 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     with RunLock(folder) as lock:
         store = CheckpointStore(folder, components.checkpoint.keep)
         check_folder(store, checked.fingerprint, components.rounds)
-        with Attempt(folder, store.rounds):
+        with Attempt(folder, store.rounds), noted(folder, lock):
             prepared, code = prepare(components, folder), code_of(checked.fingerprint)
             return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 

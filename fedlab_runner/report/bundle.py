@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fedlab_runner.config.hydra_record import EXPERIMENTS
-from fedlab_runner.experiment import provenance
+from fedlab_runner.experiment import failure, provenance
 from fedlab_runner.report import build, csv_files, ro_crate
 from fedlab_runner.report.folders import FoundRuns, find, records_of
 from fedlab_runner.report.runs import Run
@@ -46,6 +46,7 @@ RUN_FILES = {
     provenance.COMMANDS_FILE: "an object a start: command, commits, versions, processor, threads, digests of the code",
     "executor.json": "threads, and the executors that executor=auto chose",
     "pruned.json": "why a sweep ended the run early",
+    failure.NOTE_FILE: "the error that ended the run",
     "partition.csv": "examples of each client by use and class",
     "clients.csv": "accuracies of each client",
 }

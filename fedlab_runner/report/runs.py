@@ -19,7 +19,7 @@ class Run:
     """A run's folder. `rows` and `timings` are the lines of `metrics.jsonl` and `timings.jsonl` up to a torn line.
 
     `choices`: the choice for each place of the config. `noted`: the state of the job in its sweep's record. `error`:
-    why the job failed, if the record says so. `warnings`: the run's own warnings about its result. `experiments`: those
+    the error that ended the run, if one did. `warnings`: the run's own warnings about its result. `experiments`: those
     of all commands that asked for the run. `name_parts`: how many parts at the end of the folder's path tell the run
     from all others. `digits`: the decimals with which a report shows its objective; None: those that mean something in
     view of the deviation over seeds.
@@ -62,9 +62,9 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that the config asks for."""
+        """The number of rounds that the config asks for; -1 if a broken config has none."""
         rounds = self.config.get("rounds")
-        return rounds if isinstance(rounds, int) else 0
+        return rounds if isinstance(rounds, int) else -1
 
     @property
     def done(self) -> int:
@@ -74,7 +74,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the files have all rounds, undamaged. A run that was made longer and stopped is not finished."""
-        return self.done >= self.rounds > 0 and not self.damaged
+        return self.done >= self.rounds >= 0 and not self.damaged
 
     @property
     def rank(self) -> tuple[bool, int]:

@@ -51,7 +51,8 @@ def ended(folder: Path, number: int, job: Job, metric: str, reused: bool) -> str
     """
     name = place(folder, number)
     if job.objective is None:
-        return f"{name} {job.status}: {job.error}"
+        where = f", {visible(job.folder)}" if job.folder else ""  # none if the folder is another run's
+        return f"{name} {job.status}{where}: {job.error}"
     took = "" if job.seconds is None else f" in {duration(job.seconds)}"
     state = str(job.error).partition(":")[0] if job.status == states.PRUNED else job.status  # after which round
     state += " before" * reused

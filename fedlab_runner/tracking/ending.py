@@ -31,10 +31,11 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     """At most 15 lines: the objective, numbers of the last round with tests first, the folder. `seconds`: the run's."""
     metric, rule = str(summary.get("metric", "")), str(summary.get("rule", ""))
     took = "" if seconds is None else f" in {duration(seconds)}"
-    judged = judged_by(metric, rule)
+    rounds, judged = summary.get("rounds", 0), judged_by(metric, rule)
+    result = shown(summary.get("objective"), metric) if rounds else "no evaluation counts"
     lines = [
-        f"{summary.get('run_id', 'the run')} has finished {count_of(summary.get('rounds', 0), 'round')}{took}: "
-        f"{shown(summary.get('objective'), metric)}" + (f" ({judged})" if judged else "")
+        f"{summary.get('run_id', 'the run')} has finished {count_of(rounds, 'round')}{took}: {result}"
+        + (f" ({judged})" if judged else "")
     ]
     values = {key: value for key, value in summary.get("final", {}).items() if key.count("/") < 2}
     keys = sorted(values, key=_rank)[:MAX_METRICS]

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from fedlab_runner.config import secrets
-from fedlab_runner.config.explain import explain
+from fedlab_runner.config.explain import reason
 from fedlab_runner.report import bundle
 from fedlab_runner.report.build import select
 from fedlab_runner.report.folders import find
@@ -134,8 +134,7 @@ def _again(run: Run, settings: Settings, folder: Path, given: argparse.Namespace
     try:
         done = recompute(run, settings, folder, given.rounds, given.tolerance)
     except Exception as error:  # a stranger's config may raise anything; the other runs are still computed
-        told = explain(error, ()) or [repr(error)]
-        _show(f"{'':<12}NOT COMPUTED: {secrets.redacted(with_remedy('; '.join(told)))}")
+        _show(f"{'':<12}NOT COMPUTED: {with_remedy(reason(error))}")
         return False
     for line in _outcome(done):
         _show(f"{'':<12}{line}")

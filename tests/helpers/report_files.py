@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.experiment import failure
 from fedlab_runner.utils import checksummed_json
 from tests.helpers.composed import SMALL
 
@@ -37,8 +38,13 @@ def curve(*accuracies: float, **costs: float) -> list[dict[str, float]]:
     return [{"test/accuracy": accuracy} | (costs if round else {}) for round, accuracy in enumerate(accuracies)]
 
 
+def write_note(folder: Path, error: str) -> None:
+    """The note of the error that ended a run, in its folder."""
+    (folder / failure.NOTE_FILE).write_text(checksummed_json.text({"error": error}))
+
+
 def write_failed_job(outputs: Path, folder: Path, error: str) -> Path:
-    """A sweep's note that a job failed."""
+    """A sweep's record that a job failed."""
     sweep = outputs / "sweeps" / "a-sweep"
     (sweep / "jobs").mkdir(parents=True, exist_ok=True)
     job = {"folder": f"outputs/{folder.relative_to(outputs)}", "status": "failed", "error": error}

@@ -14,7 +14,7 @@ from fedlab_runner.report import bundle, cli
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
-from tests.helpers.report_files import curve, write_failed_job, write_run
+from tests.helpers.report_files import curve, write_failed_job, write_note, write_run
 
 START = {
     "command": "fedlab algorithm=fedavg",
@@ -39,6 +39,7 @@ def outputs(tmp_path: Path) -> Path:
     (run / "checkpoints" / "2.pt").write_bytes(b"not for a bundle")
     failed = write_run(place, "algorithm=fedprox", "rounds=2", rows=curve(0.1))
     write_failed_job(place, failed, "the loss is not finite")
+    write_note(failed, "the loss is not finite")
     return place
 
 

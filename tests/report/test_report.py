@@ -45,7 +45,7 @@ from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
 from tests.helpers.in_process import own_handlers
-from tests.helpers.report_files import curve, write_failed_job, write_run
+from tests.helpers.report_files import curve, write_failed_job, write_note, write_run
 
 EVERY = ("evaluation.every=1", "rounds=3")
 
@@ -82,6 +82,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = curve(0.1, 0.45, 0.5, other, **upload)
         late = write_run(folder, "algorithm=fedbuff", f"seed={seed}", *EVERY, rows=rows[: 2 if seed == 3 else 4])
     write_failed_job(folder, late, "the run diverged in round 2")
+    write_note(late, "the run diverged in round 2")
     half = write_run(folder, "algorithm=fedprox", "seed=0", *EVERY, rows=curve(0.1, 0.2))
     with (half / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "test/accu')  # as it is being written
@@ -718,9 +719,9 @@ def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_that_of_the_run_beside_its_sweep(tmp_path: Path) -> None:
-    """Two projects have an unfinished run of one name."""
+    """Two projects have a run of one name that has not begun."""
     for project in ("one", "other"):
-        folder = write_run(tmp_path / project, "algorithm=fedavg", f"num_clients={len(project)}", rows=curve(0.1))
+        folder = write_run(tmp_path / project, "algorithm=fedavg", f"num_clients={len(project)}", rows=())
         folder = folder.rename(folder.with_name("mine"))
     write_failed_job(tmp_path / "other", folder, "the run diverged")
     assert {run.folder.parent.name: run.error for run in find([tmp_path]).runs} == {
@@ -729,9 +730,23 @@ def test_a_failure_is_that_of_the_run_beside_its_sweep(tmp_path: Path) -> None:
     }
 
 
+def test_a_failure_in_a_sweep_ends_when_the_run_goes_on(tmp_path: Path) -> None:
+    """The record of its sweep stays, and the start of the run has removed its note."""
+    folder = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2))
+    write_failed_job(tmp_path, folder, "the run diverged")
+    assert [run.status for run in find([tmp_path]).runs] == ["unfinished (round 1 of 3)"]
+    write_note(folder, "again")
+    assert [run.status for run in find([tmp_path]).runs] == ["failed: again (round 1 of 3)"]
+
+
+def test_a_run_of_no_rounds_is_finished(tmp_path: Path) -> None:
+    write_run(tmp_path, "algorithm=fedavg", "rounds=0", rows=curve(0.1))
+    assert "1 run: 1 finished" in written(tmp_path)["report.md"]
+
+
 def test_runs_of_a_sweep_may_lie_deeper(tmp_path: Path) -> None:
     """As with hydra.sweep.subdir='seed${seed}/${run_id:}'. A record leads nowhere else."""
-    folder = write_run(tmp_path, "algorithm=fedavg", rows=curve(0.1))
+    folder = write_run(tmp_path, "algorithm=fedavg", rows=())
     deeper = tmp_path / "seed0" / folder.name
     deeper.parent.mkdir()
     folder.rename(deeper)
@@ -777,7 +792,7 @@ def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_pa
     assert '<span class="value">fedavg</span><small>local.lr=0.1 local.epochs=2</small>' in text
     assert '<span class="value">delay.std=5</span></th>' in text
     failed = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1))
-    write_failed_job(tmp_path, failed, "word " * 90)
+    write_note(failed, "word " * 90)
     text = written(tmp_path)["report.md"]
     assert column(text, "FedAvg") == ["failed", "1 failed"]
     (line,) = [line for line in text.split("## What failed")[1].splitlines() if line.startswith("| FedAvg |")]

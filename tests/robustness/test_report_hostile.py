@@ -266,7 +266,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 FILES = (
     *("config.yaml", ".hydra/hydra.yaml", "metrics.jsonl", "summary.json", "timings.jsonl", "commands.jsonl"),
-    *(".hydra/experiments.txt", "pruned.json", "partition.csv", "plots/partition.png"),
+    *(".hydra/experiments.txt", "pruned.json", "failed.json", "partition.csv", "plots/partition.png"),
 )
 
 

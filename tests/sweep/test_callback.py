@@ -330,8 +330,9 @@ def test_a_failing_job_does_not_end_the_sweep_and_is_told_at_once(launch: Sweep)
     code, out, err = launch(run, "seed=0,1,2,3")
     assert code == 1
     assert ran == [0, 1, 2, 3]
+    folders = {job.seed: job.folder for row in records.read(only_folder()) for job in row.jobs}
     told = (
-        "job 2/4 failed: diverged in round 3",
+        f"job 2/4 failed, {folders[1]}: diverged in round 3",
         ": seed=2",
         "RuntimeError: a bug",
         "job 4/4 finished: 25.00 % in less than 1 s, ",
