@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 MAX_LINES = 10  # of a picture: more lines hide each other
 MAX_PICTURES = 12  # of curves by the values of the numbers: nobody compares more
 MARKERS_ON_LINE = 8  # about the number of markers on a long line
-MAX_TICKS = 12  # values of a number that have a place each; more are points on a scale
+MAX_TICKS = 12  # values of a number that have a place each; more, and numbers that a search draws, are on a scale
+AXIS_CHARACTERS = 64  # that fit below an axis side by side; labels that take more are turned
 MIN_LOG_RATIO = 10  # of the largest value and the smallest, from which on the scale is logarithmic
+MANY_DECADES = 1000  # such a ratio from which on a logarithmic scale names only powers of ten
 LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
 CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."  # of the curves
 BEST = "The best setting of the other numbers at each value.\n"  # where lines would be too many
@@ -83,15 +85,18 @@ def _against(folder: Path, rows: Sequence[Row], key: str, kind: Sequence[str]) -
     figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(lines), folder.name)
     axes = figure.subplots()
     methods = [_method(line[0]) for line in lines.values()]
-    scaled = len(places) > MAX_TICKS
+    scaled = len(places) > MAX_TICKS or any(not each.is_integer() and float(f"{each:.4g}") != each for each in places)
     for look, name, line in zip(tell_apart(methods), _labels(methods, lines), by_value.values(), strict=True):
         x = sorted(line) if scaled else [places.index(value) for value in sorted(line)]
         _draw(axes, look, x, [line[value].values() for value in sorted(line)], name, joined=not scaled)
     if not scaled:
-        axes.set_xticks(range(len(places)), [label(names[value]) for value in places])  # 0, 0.001, 0.1 fit no scale
+        texts = [label(names[value]) for value in places]
+        level = len(texts) * (max(map(len, texts)) + 1) <= AXIS_CHARACTERS
+        turned: dict[str, Any] = {} if level else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(places)), texts, **turned)  # 0, 0.001, 0.1 fit no scale
     elif places[-1] >= MIN_LOG_RATIO * places[0] > 0:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if places[-1] < MANY_DECADES * places[0] else (1,)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
     of = judged(rows[0])

@@ -70,6 +70,8 @@ def test_rounds_are_whole_numbers_and_the_colours_are_those_of_methods(tmp_path:
     for few in (1, 2):
         plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": 0.5} for r in range(few)], "a run")
         assert not re.search(r">[0-9]+\.[0-9]+<", (tmp_path / "x.svg").read_text()), "no half rounds"
+    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": r / 100} for r in range(101)], "a run")
+    assert {">20<", ">40<"} <= {*re.findall(r">[0-9]+<", (tmp_path / "x.svg").read_text())}
     assert {style.BLUE, style.ORANGE, *style.CYCLE} == {light for light, _ in registry._styles()[0].values()}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,39 @@ def test_a_searchs_many_values_are_points_on_a_scale(tmp_path: Path, lines: Any,
     assert not any(str(lr) in drawn for lr in values[1:])
     assert (">0.02<" in drawn) == bool(lowest), "logarithmic where all values are above 0"
     assert [label for label, *_ in lines[3:5]] == [f"local.epochs={i % 2} local.lr={values[i]:.4g}" for i in (19, 18)]
+
+
+def test_a_searchs_few_values_are_points_on_a_scale_too(tmp_path: Path) -> None:
+    drawn, values = [], [0.021107211086166440, 0.037561961444998390, 0.34901238723645]
+    for key, found in (("local.lr", values), ("num_clients", [16384, 32768, 65536])):
+        for i, value in enumerate(found):
+            job(tmp_path / key / "sweep", i / 20, f"{key}={value}")
+        plot_sweep(tmp_path / key / "sweep")
+        drawn.append((tmp_path / key / "sweep" / "plots" / f"{key}.svg").read_text())
+    assert ">0.2<" in drawn[0] and not any(str(lr) in drawn[0] for lr in values)
+    assert ">32768<" in drawn[1], "whole numbers have a place each"
+
+
+@pytest.mark.parametrize("digits", [1, 9])
+def test_no_tick_runs_into_another(digits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long values of a grid are turned; a wide range names powers of ten."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_saved", lambda figure, *_: drawn.append(figure))
+    folder = tmp_path / "sweep"
+    for i in range(12):
+        job(folder, i / 20, f"a={10 ** (digits - 1) + i}", f"b={1.2345678 * 10.0 ** (i - 6)}")
+    plot_sweep(folder)
+    for figure in drawn[:2]:
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        texts = [text for text in axes.get_xticklabels() if text.get_text()]
+        boxes = [text.get_window_extent() for text in texts]
+        assert len(texts) > 2
+        if texts[0].get_rotation() == 0:
+            assert all(one.x1 < other.x0 for one, other in pairwise(boxes)), [text.get_text() for text in texts]
+        else:
+            assert digits == 9 and len(texts) == 12
+    assert [each.axes[0].get_xticklabels()[0].get_rotation() for each in drawn[:2]] == [45 if digits == 9 else 0, 0]
 
 
 def test_settings_of_another_metric_or_rule_have_pictures_and_ranks_of_their_own(
