@@ -31,6 +31,11 @@ def is_share(key: str) -> bool:
     return "accuracy" in key or (cell_of(key) is not None and not key.endswith("loss"))
 
 
+def not_a_share(key: str, target: float | None) -> bool:
+    """Whether a metric is a share of examples, and its target is none: above 1, as a percentage is."""
+    return is_share(key) and target is not None and target > 1
+
+
 LARGE = 1e6  # from which on a number without a unit has an exponent
 
 # The units of metrics, by key or by the end of a key. Shares, shown in percent, are not listed.

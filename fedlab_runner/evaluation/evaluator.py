@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.metric_names import DATA, MODELS, cell_of
+from fedlab_runner.core.metric_names import DATA, MODELS, cell_of, not_a_share
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation.scoring import SameExamples, least_alone, scored
@@ -51,6 +51,8 @@ class Evaluation:
         at_least(1, fine_tune_epochs=self.fine_tune_epochs)
         at_least(0, held_out=self.held_out)
         one_of(RULES, summary=self.summary)
+        if not_a_share(self.metric, self.target):
+            raise ValueError(f"target must be <= 1 for metric={self.metric}, a share, got {self.target:g}: 0.8 is 80 %")
         for cell in self.matrix:
             if cell_of(cell) != cell:
                 raise ValueError(

@@ -239,6 +239,11 @@ def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, t
     assert rounds == {"FedAvg": [1, 1, 1], "FedBuff": [1, 1, 1] if winner == "FedBuff" else [2, None, None]}
 
 
+def test_a_percentage_is_no_target_of_a_share(outputs: Path) -> None:
+    with pytest.raises(UserError, match=r"^--target must be <= 1 for test/accuracy, a share, got 80: 0\.8 is 80 %$"):
+        written(outputs, targets=[0.5, 80.0])
+
+
 def test_only_evaluations_of_the_schedule_reach_a_target(tmp_path: Path) -> None:
     """An extended run was evaluated where it ended first."""
     rows: list[dict[str, float]] = [{"test/accuracy": 0.1}, {}, {"test/accuracy": 0.4}, {"test/accuracy": 0.9}]
