@@ -70,7 +70,7 @@ def main() -> int:
             if given.experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
             completing = bool({"-sc", "--shell-completion"} & {*arguments})
-            with signals.raised(), hydra_loader.checked(completing), ahead.told():
+            with signals.raised(), hydra_loader.checked(completing, given.package if given.cfg else None), ahead.told():
                 plugins.register()
                 callback.failures.clear()
                 try:

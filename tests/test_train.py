@@ -205,7 +205,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0
     assert "fedlab -m algorithm=fedavg,fedbuff seed=0,1" in ended.stdout
-    assert "partition: assigned_blocks, dirichlet, " in ended.stdout
+    assert "partition: assigned_blocks, dirichlet, " in ended.stdout and "paper" not in ended.stdout
 
 
 # One clear line.
@@ -242,10 +242,11 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("algoritm=fedavg", "algoritm is not a key: did you mean algorithm?"),
         ("~local.lrr", "local.lrr is not a key: did you mean local.lr?"),
         ("algorithm=fedprox algorithm.muu=1", "algorithm.muu is not a key: did you mean algorithm.mu?"),
-        ("delay=none delay.std=3", "delay.std is not a key: delay has "),
+        ("delay=none delay.std=3", "delay.std is not a key: delay=none has "),
+        ("algorithm.mu=1", "algorithm.mu is not a key: algorithm=feddle has "),
         (
             "experiment=fedwalk/table2 model=cnn_small",
-            "model.weights is not a key: model has channels, image_size; to drop it from an experiment: ~model.weights",
+            "model.weights is not a key: model=cnn_small has channels, image_size; to drop it from an experiment: ~mod",
         ),
         ("hydra.run.dri=x", "hydra.run.dri is not a key: did you mean hydra.run.dir?"),
         ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
@@ -255,6 +256,11 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "experiment=feddle/table77",
             "experiment=feddle/table77 is not a choice: did you mean feddle/table7? choices: feddle/",
         ),
+        ("experiment=feddle", "experiment=feddle is not a choice: choose one of feddle/common, feddle/fig10, "),
+        ("paper/dfml=table11", "paper/dfml is not a key: the config has "),
+        ("--cfg job -p loca", "loca is not a key: did you mean local?"),
+        ("--cfg job -p threads", "threads is null"),
+        ("evaluation.target=80", "evaluation.target must be <= 1 for metric=test/accuracy, a share, got 80: 0.8 is 80"),
         ("hydra/launcher=joblip", "hydra/launcher=joblip is not a choice: "),
         ("seed=0,1", "seed=0,1 has several values: add -m to run each of them, or write a list as key=[a,b]"),
         ("rounds", "cannot read 'rounds': expected key=value (missing EQUAL at '<EOF>')"),

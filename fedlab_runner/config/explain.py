@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,10 @@ def traceback_of(error: BaseException) -> str:
     return "".join(shown.format())
 
 
-def known_keys(arguments: Sequence[str]) -> list[str]:
-    """All keys of the config that these arguments choose, or of the default config where they do not compose."""
+def known_keys(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """All keys of the config that these arguments choose, or of the default config where they do not compose; and the
+    choice of each place.
+    """
     given, _ = get_args_parser().parse_known_args(list(arguments))
     folders = [f"file://{Path(given.config_dir).absolute()}"] if given.config_dir else []
     for argument in given.overrides:
@@ -184,10 +186,12 @@ def known_keys(arguments: Sequence[str]) -> list[str]:
     ]
     for overrides in (choices, [each for each in choices if _is_group(each)], []):
         try:
-            return list(_keys(OmegaConf.to_container(composed([searched, *overrides], with_hydra=True)), ""))
+            found: Any = OmegaConf.to_container(composed([searched, *overrides], with_hydra=True))
+            chosen = found["hydra"]["runtime"]["choices"]
+            return [*schema.key_names(found)], {key.rpartition("@")[2]: chosen[key] for key in chosen}
         except (HydraException, OmegaConfBaseException, ValueError):
             continue
-    return []
+    return [], {}
 
 
 def _is_group(override: str) -> bool:
@@ -205,14 +209,6 @@ def _is_of_swept(error: BaseException) -> bool:
     """Whether Hydra refuses an override of `hydra.sweeper.params`, or OmegaConf fails at the null there."""
     fails = type(error) in (AssertionError, AttributeError) and _raised_in(error, "omegaconf.")
     return fails or (isinstance(error, HydraException) and "hydra.sweeper.params" in str(error))
-
-
-def _keys(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            name = schema.join(path, str(key))
-            yield name
-            yield from _keys(child, name)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -236,6 +232,8 @@ def _missing_choice(error: MissingConfigException) -> str:
     if not group or not error.options:
         return _one_line(str(error).split("Config search path")[0].split("Search path")[0])
     options = list(error.options)
+    if inside := [name for name, _ in choices(group, places()) if name.startswith(f"{choice}/")]:
+        return f"{group}={choice} is not a choice: choose one of {', '.join(inside)}"
     top, _, folder = group.partition("/")
     if folder and top != "hydra":  # the user typed experiment=feddle/table77
         names = [name for name, _ in choices(top, places())]
@@ -259,13 +257,13 @@ def _composition(error: HydraException, arguments: Sequence[str]) -> str:
         if guess := _nested_choice(key, arguments):
             return f"{key} is not a group: did you mean {guess}?"
         absent = next((each for each in arguments if each.startswith(f"{key}=")), None)
-        others = known_keys([each for each in arguments if each != absent])
+        others, chosen = known_keys([each for each in arguments if each != absent])
         keys = [name for name in others if name.startswith("hydra") == key.startswith("hydra")]
         group, _, package = key.partition("@")
         if absent and group in groups() and package in ("", *keys):
             return f"{key} is not in the default config: add it, as +{absent}"
         if key not in keys:
-            return schema.unknown_key(package or key, keys)
+            return schema.unknown_key(package or key, keys, chosen)
     found = re.match(r"Multiple values for (\S+)\. |force-add of config groups is not supported: '\++([^=]+)", message)
     group = found and (found[1] or found[2])
     if added := next((each for each in arguments if each[0] == "+" and each.strip("+").startswith(f"{group}=")), None):
@@ -279,11 +277,8 @@ def _nested_choice(key: str, arguments: Sequence[str]) -> str | None:
     group, _, folder = key.partition("/")
     given = dict(each.lstrip("+").split("=", 1) for each in arguments if "=" in each)
     choice = f"{folder}/{given.get(key)}"
-    return (
-        f"{group}={choice}"
-        if folder and any((each / group / f"{choice}.yaml").is_file() for each in places())
-        else None
-    )
+    there = folder and group in groups() and any((each / group / f"{choice}.yaml").is_file() for each in places())
+    return f"{group}={choice}" if there else None
 
 
 def _one_line(text: str) -> str:

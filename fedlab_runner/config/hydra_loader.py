@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +25,8 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.config import secrets
+from fedlab_runner.config import schema, secrets
+from fedlab_runner.config.listing import NO_GROUPS
 from fedlab_runner.utils.errors import UserError
 
 # Classes that Hydra may build: its own, those of installed plugins, Optuna's samplers, and this package's callback. A
@@ -55,12 +57,13 @@ MAX_COMPOSED = 200  # configs of jobs' choices that are kept, 0.2 MB each
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader. It refuses a config whose `hydra.*` names a stranger's code, a config with a W&B key, and a
-    choice that two places have.
+    """Hydra's loader. It refuses a config whose `hydra.*` names a stranger's code, a config with a W&B key, a choice
+    that two places have, and a config without the part that the command shows (`shown`).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, shown: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._shown = shown
         self._read: tuple[tuple[str | None, list[str]], Any] | None = None
         self._sweep_id = uuid.uuid4().hex
         self._first: tuple[tuple[str | None, list[str]], DictConfig] | None = None
@@ -166,8 +169,12 @@ class Loader(ConfigLoaderImpl):
 
     def _checked(self, *asked: Any) -> DictConfig:
         cfg = super().load_configuration(*asked)
-        _refuse([*faults(cfg), *ambiguous_choices(cfg)])
+        _refuse([*faults(cfg), *ambiguous_choices(cfg), *_no_part(cfg, self._shown)])
         return cfg
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        """The groups that `--help` lists."""
+        return [each for each in super().list_groups(parent_name) if parent_name or each not in NO_GROUPS]
 
 
 @dataclass
@@ -196,10 +203,13 @@ class Completing(Loader):
 
 
 @contextlib.contextmanager
-def checked(completing: bool = False) -> Iterator[None]:
-    """Within the block Hydra composes with this loader, and so do its launchers in other processes."""
+def checked(completing: bool = False, shown: str | None = None) -> Iterator[None]:
+    """Within the block Hydra composes with this loader, and so do its launchers in other processes. `shown`: the part
+    of the config that the command shows; None: the command shows none.
+    """
+    loader = partial(Completing if completing else Loader, shown=shown)
     with (
-        mock.patch("hydra._internal.hydra.ConfigLoaderImpl", Completing if completing else Loader),
+        mock.patch("hydra._internal.hydra.ConfigLoaderImpl", loader),
         mock.patch.object(defaults_list, "_create_interpolation_map", _choices_of_interpolations),
     ):
         yield
@@ -240,6 +250,14 @@ def ambiguous_choices(cfg: DictConfig) -> Iterator[str]:
         files = [folder / group.partition("@")[0] / f"{choice}.yaml" for folder in folders]
         if len(found := [str(path) for path in files if path.is_file()]) > 1:
             yield f"{group}={choice} is in several places, rename all but one: {', '.join(found)}"
+
+
+def _no_part(cfg: DictConfig, part: str | None) -> Iterator[str]:
+    """One line where a config has no value at the key of the part."""
+    if part in (None, "_global_") or OmegaConf.select(cfg, part) is not None:
+        return
+    keys = [*schema.key_names(OmegaConf.to_container(cfg, resolve=False))]
+    yield f"{part} is null" if part in keys else schema.unknown_key(part, keys)
 
 
 def _of(name: str, value: str) -> Iterator[str]:

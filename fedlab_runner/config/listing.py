@@ -18,7 +18,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.escaping import visible
 
 LINE_CHARACTERS = 80  # of the list of groups
-_NO_GROUPS = ("paper",)  # folders of conf that are not groups
+NO_GROUPS = ("paper",)  # folders of conf that are not groups
 
 
 def show(group: str | None, config_dir: Path | None = None) -> None:
@@ -42,7 +42,7 @@ def groups() -> list[str]:
     """The groups in conf, Hydra's groups included."""
     parts = [path.relative_to(conf_dir()).parts for path in conf_dir().rglob("*.yaml")]
     tops = {"/".join(each[: 2 if each[0] == "hydra" else 1]) for each in parts if len(each) > 1}
-    return sorted(tops - {*_NO_GROUPS})
+    return sorted(tops - {*NO_GROUPS})
 
 
 def places() -> list[Path]:

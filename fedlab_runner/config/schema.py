@@ -4,7 +4,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, Union
 
 from fedlab_runner.config import targets
@@ -84,8 +84,8 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list) else value
 
 
-def unknown_key(key: str, known: Collection[str]) -> str:
-    """A line that reports an unknown key and names the known ones."""
+def unknown_key(key: str, known: Collection[str], chosen: Mapping[str, str] | None = None) -> str:
+    """A line that reports an unknown key and names the known ones; `chosen` has the choices of the places."""
     parent, _, last = key.rpartition(".")
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
     siblings = [name for name in siblings if name != "_target_"]
@@ -97,8 +97,18 @@ def unknown_key(key: str, known: Collection[str]) -> str:
         guess = " or ".join(name for name in known if name.rpartition(".")[2] == last)  # in its right places
     if guess:
         return f"{key} is not a key: did you mean {guess}?"
-    has = f"{parent or 'the config'} has {', '.join(siblings) or 'no keys'}"
+    choice = f"={chosen[parent]}" if chosen and parent in chosen else ""
+    has = f"{parent or 'the config'}{choice} has {', '.join(siblings) or 'no keys'}"
     return f"{key} is not a key: {has}; to drop it from an experiment: ~{key}"
+
+
+def key_names(value: Any, path: str = "") -> Iterator[str]:
+    """The keys of a config or of its part at a path, those of its parts included."""
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            name = join(path, str(key))
+            yield name
+            yield from key_names(child, name)
 
 
 def way_out(word: str, words: Collection[str], what: str) -> str:
