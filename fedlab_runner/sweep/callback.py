@@ -32,7 +32,7 @@ from fedlab_runner.config.explain import explain
 from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.sweep import progress, states
-from fedlab_runner.sweep.records import GRID, Job, Row, read, read_job, read_json
+from fedlab_runner.sweep.records import GRID, TOTAL, Job, Row, read, read_job, read_json
 from fedlab_runner.sweep.table import refresh
 from fedlab_runner.utils import checksummed_json, streams
 from fedlab_runner.utils.counting import count_of
@@ -89,13 +89,14 @@ class SweepCallback(Callback):
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
         grid = _grid(config)
         write_text_atomically(folder / GRID, json.dumps(grid))
+        count = len(grid) or config.hydra.sweeper.get("n_trials")
+        write_text_atomically(folder / TOTAL, json.dumps({"jobs": count}))
         shared_by = str(jobs_at_once(config.hydra.launcher))
         threads = os.environ.get(THREADS, "")
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by, THREADS_OF_SWEEP: threads})
         if "optuna" in config.hydra.sweeper["_target_"]:
             _quiet_optuna()
         shown = os.path.relpath(folder / "table.md")
-        count = len(grid) or config.hydra.sweeper.get("n_trials")
         _log.info("%s, results in %s", count_of(count, "job") if count else "the jobs", shown, extra=IN_SWEEP)
 
     @past_hydra()
@@ -241,6 +242,7 @@ def remove_if_empty(folder: Path) -> None:
     for path in (
         folder / "command.txt",
         folder / GRID,
+        folder / TOTAL,
         folder.parent.parent / "multirun.yaml",
     ):  # Hydra made the last one
         path.unlink(missing_ok=True)

@@ -9,25 +9,26 @@ from statistics import fmean
 
 from fedlab_runner.core.metric_names import shown
 from fedlab_runner.sweep import states
-from fedlab_runner.sweep.records import Job, Row, size
+from fedlab_runner.sweep.ranking import short
+from fedlab_runner.sweep.records import Job, Row, total
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.system import SHARED_BY
 
 
 def place(folder: Path, number: int) -> str:
-    """`job 7/18`; `job 7` if the sweeper chooses its jobs one after another."""
-    jobs = size(folder)
+    """`job 7/18`; `job 7` if the number of jobs is unknown."""
+    jobs = total(folder)
     return f"job {number}/{jobs}" if jobs else f"job {number}"
 
 
-def time_left(jobs: Sequence[Job]) -> str:
-    """`, about 12 min left` in a grid of these jobs, from the seconds of the finished ones; empty if unknown or below
-    1 s.
+def time_left(jobs: Sequence[Job], number: int) -> str:
+    """`, about 12 min left` in a sweep of this `number` of jobs, of which these have records, from the seconds of the
+    finished ones; empty if unknown or below 1 s.
     """
     took = [job.seconds for job in jobs if job.status == states.FINISHED and job.seconds is not None]
-    left = sum(job.status in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)
-    if not (took and left):
+    left = number - sum(job.status not in (states.UNFINISHED, states.NOT_BEGUN, states.STOPPED) for job in jobs)
+    if not took or left <= 0:
         return ""
     at_once = max(1, int(os.environ.get(SHARED_BY) or 1))
     seconds = math.ceil(left / at_once) * fmean(took)
@@ -39,9 +40,8 @@ def begun(folder: Path, number: int, rows: Sequence[Row], overrides: list[str]) 
     jobs = [job for row in rows for job in row.jobs]
     everyone = [set(job.overrides) for job in jobs]
     shared = set.intersection(*everyone) if len(everyone) > 1 else set()
-    words = shlex.join(each for each in overrides if each not in shared)
-    left = time_left(jobs) if size(folder) else ""
-    return f"{place(folder, number)}{left}: {visible(words) or '(defaults)'}"
+    words = shlex.join(short([each for each in overrides if each not in shared]))
+    return f"{place(folder, number)}{time_left(jobs, total(folder))}: {visible(words) or '(defaults)'}"
 
 
 def ended(folder: Path, number: int, job: Job, metric: str, reused: bool) -> str:

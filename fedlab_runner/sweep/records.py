@@ -14,6 +14,7 @@ from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.escaping import visible
 
 GRID = "grid.json"  # in the folder of a grid: the overrides of each job
+TOTAL = "total.json"  # in the folder of a sweep: the number of its jobs
 # A number in a text of overrides, with or without an exponent.
 _NUMBER = re.compile(r"((?<![\w.])-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?(?![\w.])|[0-9]+)", re.IGNORECASE)
 
@@ -177,6 +178,12 @@ def varying(folder: Path) -> set[str]:
 def size(folder: Path) -> int:
     """The number of a grid's jobs; 0 for another sweep."""
     return len(_grid(folder))
+
+
+def total(folder: Path) -> int:
+    """The number of a grid's jobs or of a search's trials; 0 if unknown."""
+    noted = read_json(folder / TOTAL).get("jobs")
+    return noted if isinstance(noted, int) else 0
 
 
 def _not_begun(overrides: list[str]) -> Job:

@@ -179,7 +179,7 @@ class _Latest(ProgressColumn):
         room = get_console().width - ECHO - 46 - self._more
         while len(parts) > 1 and len("  ".join(parts)) > room:
             parts.pop()
-        return Text("  ".join(parts), style="cyan", no_wrap=True)
+        return Text("  ".join(parts) + " ", style="cyan", no_wrap=True)  # and the space between columns
 
 
 class _Pace(ProgressColumn):

@@ -119,7 +119,8 @@ def _verify(folder: Path, out: Path, given: argparse.Namespace) -> bool:
         _show(f"{'environment':<12}{line}")
     runs = choose(select(found.runs, None), given.cells, given.draw)
     if not runs:
-        _show(f"{'runs':<12}none computed again; --cells 3 computes three of {len(found.runs)}")
+        most = min(3, len(found.runs))
+        _show(f"{'runs':<12}none computed again; --cells {most} computes {most} of {len(found.runs)}")
     with _offline(settings):
         for number, run in enumerate(runs, 1):
             _show(f"{f'run {number}/{len(runs)}':<12}{run.name}: {_size(run, given.rounds)}")

@@ -131,6 +131,7 @@ def test_people_read_percent_and_whole_overrides_in_a_narrow_terminal(
     lines = capsys.readouterr().out.splitlines()
     drawn = [line for line in lines if line[:1] in "┏┃┡│└"]
     assert max(map(len, drawn)) <= 80 and len({*map(len, drawn)}) == 1 and "…" not in "".join(drawn)
+    assert sum(line.startswith("├") for line in lines) == 2, "a rule between settings of several lines"
     assert f"failed: {failed.error}" in lines, "not in a narrow column"
     assert any("participation.cohort_size=30" in line for line in drawn) and any("91.23 %" in line for line in drawn)
     assert "| mean test/accuracy |" in markdown(records.read(tmp_path))
@@ -246,6 +247,18 @@ def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
     launch(lambda cfg: seen.append(records.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
     jobs = [[f"delay.std={std}", f"seed={seed}", "rounds=3"] for std in (5, 20) for seed in (0, 1)]
     assert seen == [jobs[i + 1 :] for i in range(4)] and records.to_come(only_folder()) == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of Hydra's plugin, which is old
+def test_a_search_knows_how_many_jobs_are_to_come(launch: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers that it draws have four digits on the terminal."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
+    now = itertools.count(step=30.0)
+    monkeypatch.setattr(callback, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    out = launch(lambda cfg: 0.5, "hparams_search=optuna", "hydra.sweeper.n_trials=3")[1]
+    begun = re.findall(r"job (\d/3.*): local\.lr=(\S+)", out)
+    assert [words for words, _ in begun] == ["1/3", "2/3, about 60 s left", "3/3, about 30 s left"]
+    assert all(len(number.replace("0.", "").lstrip("0")) <= 4 for _, number in begun), begun
 
 
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:

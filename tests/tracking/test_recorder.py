@@ -294,6 +294,21 @@ def test_the_time_left_is_that_of_the_last_rounds(
     assert shown[60].startswith("10.0 s/round, ")
 
 
+def test_the_bar_keeps_its_parts_apart_in_a_narrow_terminal(
+    tmp_path: Path, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rich.get_console().width = 80
+    now = [0.0]
+    monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
+    with recorder(tmp_path, rounds=100) as one:
+        one.start(-1)
+        for round in range(60):
+            now[0] += 0.27
+            one.log(round, {"test/accuracy": 0.9, "late/in_flight": 26}, {})
+        one._console._bar.refresh()
+    assert "in flight 26  3.7 rounds/s  11 s left" in screen.getvalue()
+
+
 def test_log_lines_are_in_one_piece_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (True, False):
         shown = io.StringIO()
