@@ -96,9 +96,8 @@ class Algorithm(ABC, Generic[State]):
 
     def check(self, fed: Federation) -> None:
         """Raises UserError, one line, where the federation lacks what the algorithm needs (server data, an optimiser,
-        an architecture); the line names the key to change. A ValueError must begin with the name of a field.
-
-        Default: accepts every federation.
+        an architecture); the line names the key to change. A ValueError must begin with the name of a field. Default:
+        accepts every federation.
         """
         return
 
@@ -140,9 +139,8 @@ class Algorithm(ABC, Generic[State]):
         """What the run evaluates: the server's model [D], or all clients' models if there is no server."""
 
     def extra_eval_models(self, state: State, fed: Federation) -> NamedModels:
-        """More models of all clients with their families, evaluated under `<name>/accuracy` and `<name>/loss`.
-
-        The run calls this at each evaluation if `models` gives clients' models. Default: none.
+        """More models of all clients with their families, for `<name>/accuracy` and `<name>/loss` at each evaluation.
+        The run calls this if `models` gives clients' models. Default: none.
         """
         return {}
 
