@@ -246,7 +246,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("algorithm.mu=1", "algorithm.mu is not a key: algorithm=feddle has "),
         (
             "experiment=fedwalk/table2 model=cnn_small",
-            "model.weights is not a key: model=cnn_small has channels, image_size; to drop it from an experiment: ~mod",
+            "model.weights is not a key: model has channels, image_size; to drop it from an experiment: ~model.weights",
         ),
         ("hydra.run.dri=x", "hydra.run.dri is not a key: did you mean hydra.run.dir?"),
         ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
