@@ -45,17 +45,17 @@ class Analysis(Protocol[Memory]):
 
 
 def observed(
-    analysis: Analysis[Any], memory: Any, state: Any, algorithm: Algorithm[Any], fed: Federation
+    analysis: Analysis[Any], first: Any, memory: Any, state: Any, algorithm: Algorithm[Any], fed: Federation
 ) -> tuple[Any, dict[str, float]]:
-    """What an analysis finds. Raises UserError where it breaks the contract of `Analysis.observe`, and where no run
-    could continue from a checkpoint of its memory.
+    """What an analysis finds whose memory was `first` at the beginning. Raises UserError where it breaks the contract
+    of `Analysis.observe`, and where no run could continue from a checkpoint of its memory.
     """
     found = analysis.observe(memory, state, algorithm, fed)
     pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
     require(pair, analysis, "observe", "the next memory and a dict of metrics", found)
     pack(found[0], of=f"the memory that {type(analysis).__name__}.observe gives")
     words = "a memory whose NamedTuples that of init has, or the annotations of its fields name"
-    require(comes_back(found[0], like=analysis.init()), analysis, "observe", words, found[0])
+    require(comes_back(found[0], like=first), analysis, "observe", words, found[0])
     for key, value in found[1].items():
         named = isinstance(key, str) and key.startswith("analysis/")
         require(named, analysis, "observe", "metrics whose keys begin with analysis/", key)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAGIC = b"FEDLABCK"  # the first bytes of a checkpoint
-VERSION = 1  # of the format
+VERSION = 2  # of the format
 # A file begins with the magic, the version, the length of the header, and the SHA-256 of version, length and header.
 # The header, in JSON, holds the SHA-256 of the body, which torch.save writes. Other versions begin in the same way.
 _PREFIX = struct.Struct("<8sII32s")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -121,27 +121,29 @@ def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: 
     """
     family, own = one.family, _own(one)
 
-    def given(*parts: tuple[Tensor, ...]) -> list[Tensor]:
-        with kept_globals(), own_generators(family.device, 0):
-            found = [function(part[0].clone(), *part[1:]) for part in parts]
-        for each, part in zip(found, parts, strict=True):
-            _check_size(name, each, len(part[0]))
-        return found
+    def given(values: Tensor, *own: Tensor) -> Tensor:
+        found = function(values.clone(), *own)
+        _check_size(name, found, len(values))
+        return cast("Tensor", found)
 
     sizes = [shape.numel() for first, shape in family.layout.values() if first < family.num_params]
-    whole, again = given(*[(values, *own)] * 2)
-    if torch.equal(whole, again):
-        try:
-            found, expected = given(*parted((values, *own), sizes)), torch.split(whole, sizes)
+    with kept_globals(), own_generators(family.device, 0):
+        whole = given(values, *own)
+        draws = not torch.equal(whole, given(values, *own))
+    if draws:
+        others = torch.cat([values[: sizes[0]], -2 * values[sizes[0] :]])
+        with kept_globals(), own_generators(family.device, 0):
+            alike = not differ(given(others, *own)[: sizes[0]], whole[: sizes[0]])
+    else:
+        try:  # tensor by tensor: the memory of a trial is that of few models
+            pairs = zip(parted((values, *own), sizes), torch.split(whole, sizes), strict=True)
+            alike = not any(differ(given(*part), expected) for part, expected in pairs)
         except RuntimeError as error:  # a closure over a vector, say
             raise UserError(
                 f"{rule}: for the values of one tensor it fails ({reason(error)}); a vector [{len(values)}] comes by "
                 "per_client or common, in the parts of each tensor"
             ) from error
-    else:  # it draws
-        others = torch.cat([values[: sizes[0]], -2 * values[sizes[0] :]])
-        found, expected = [given((others, *own))[0][: sizes[0]]], (whole[: sizes[0]],)
-    if any(map(differ, found, expected)):
+    if not alike:
         raise UserError(f"{rule}: some executors call it for one tensor, others for all, and the values would differ")
 
 
@@ -171,7 +173,8 @@ def _values(one: Work) -> Tensor:
     """A random gradient [P] of values that are large at first, and small in the end."""
     like = one.start.new_empty(one.family.num_params)
     with own_generators(one.family.device, 0):
-        return torch.randn_like(like) * torch.logspace(*SPREAD, len(like)).to(like)
+        sizes = torch.logspace(*SPREAD, len(like), dtype=like.dtype, device=like.device)
+        return sizes.mul_(torch.randn_like(like))
 
 
 def _name(function: object) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedlab_runner.core.layers.tied import first_names
@@ -16,8 +17,10 @@ from fedlab_runner.utils.nearest import nearest
 def check_given(work: Work) -> None:
     """Raises UserError unless the work's `start`, `per_client` and `common` are tensors of the shapes that
     `Cohort.train` says, and `frozen` has names of the model. An executor would give a client the row of another one,
-    and train a tensor whose name is misspelt.
+    and train a tensor whose name is misspelt. Under `torch.no_grad` nothing would train.
     """
+    if not torch.is_grad_enabled():
+        raise UserError("cohort.train needs gradients: call it outside of torch.no_grad and torch.inference_mode")
     clients = len(work.ids)
     check_start("train: start", work.start, work.family, clients)
     given: dict[str, Any] = {"per_client": work.per_client, "common": work.common}

@@ -15,20 +15,19 @@ def check_finite(algorithm: Algorithm[Any], fed: Federation, before: Any, after:
     """Raises Diverged if the round from the State `before` to `after`, with these metrics, left a training loss or a
     model that is not finite, or a running variance below zero.
     """
-    loss = metrics.get("train/loss", 0.0)
-    diagnosis = f"the run diverged in round {fed.round + 1} (train/loss {loss:.3g})"
+    loss = metrics.get("train/loss")  # None if no client has trained
+    diagnosis = f"the run diverged in round {fed.round + 1}" + ("" if loss is None else f" (train/loss {loss:.3g})")
     rates = "local.lr or server_optimizer.lr," if fed.server_steps.optimized else "local.lr"
-    lower = f"lower {rates} or set local.clip_norm"
-    if not math.isfinite(loss):
+    lower = "lower the algorithm's rates" if loss is None else f"lower {rates} or set local.clip_norm"
+    if loss is not None and not math.isfinite(loss):
         raise Diverged(f"{diagnosis}: {lower}")
     for family, model in changed_models(fed, algorithm.models(before), algorithm.models(after)):
         if not bool(finite_rows([model.unsqueeze(0)]).all()):
             arrived = metrics.get("late/arrived")  # None without a server
             of = "" if arrived is None else f" of {count_of(int(arrived), 'update')}"
-            raise Diverged(
-                f"{diagnosis}: the loss is finite, but not the model that {type(algorithm).__name__}.round made{of}: "
-                f"{lower}, or mend the step of an own algorithm or server optimiser"
-            )
+            made = f"the model that {type(algorithm).__name__}.round made{of}"
+            fault = f"{made} is not finite" if loss is None else f"the loss is finite, but not {made}"
+            raise Diverged(f"{diagnosis}: {fault}: {lower}, or mend the step of an own algorithm or server optimiser")
         if bool(family.bad_statistics(model[None, family.num_params :]).any()):
             raise Diverged(
                 f"{diagnosis}: the algorithm left a running variance of batch norm below zero; it must replace "

@@ -93,6 +93,7 @@ class Simulation:
         written = True
         begun = saved is not None  # whether there is a checkpoint, or a state to save
         a_round = FirstRounds(self.algorithm, initial.state)
+        no_memory = initial.analysis  # of the analysis, before the first round
         del initial  # which may be large
         tested, evaluation = ({}, None) if saved else self._first_evaluation(now.state)  # before a tracker opens
         recorder.start(now.round if saved else -1)
@@ -130,7 +131,7 @@ class Simulation:
             while now.round < self.rounds:
                 started = time.monotonic()
                 with understood(first, FAILED) if saved and saved_round == first else nullcontext():
-                    memory, seen = self._analyse(now, begins=now.round == first)
+                    memory, seen = self._analyse(now, no_memory, begins=now.round == first)
                     state, metrics = self._round(now, a_round)
                 trained = time.monotonic()
                 metrics |= seen | self._evaluate(state, now.round + 1)
@@ -188,11 +189,11 @@ class Simulation:
     def _initial(self) -> Snapshot:
         return Snapshot(0, first_state(self.algorithm, self.fed), self.fed.state_dict(), self.analysis.init())
 
-    def _analyse(self, now: Snapshot, begins: bool) -> tuple[Any, dict[str, float]]:
-        """The state of the analysis after it has observed the round that begins now, and its metrics."""
+    def _analyse(self, now: Snapshot, first: Any, begins: bool) -> tuple[Any, dict[str, float]]:
+        """The memory of the analysis, which began as `first`, after the round that begins now, and its metrics."""
         self.fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         with only_read(self.analysis, "observe", "its memory or the State", (now.analysis, begins and now.state)):
-            return observed(self.analysis, now.analysis, now.state, self.algorithm, self.fed)
+            return observed(self.analysis, first, now.analysis, now.state, self.algorithm, self.fed)
 
     def _round(self, now: Snapshot, a_round: Callable[..., Any] | None = None) -> tuple[Any, dict[str, float]]:
         """One round from a snapshot, as `a_round` or the algorithm does it: the next State and the round's metrics."""

@@ -177,25 +177,24 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
 
 
 def _with_examples(c: Components, split: list[np.ndarray]) -> list[np.ndarray]:
-    """The clients that have examples. Warns of the others. Raises UserError where the config has clients by number, as
+    """The clients that have examples. Warns of the others. Raises UserError where the config has clients by number, and
     some would be other ones.
     """
+    kept = [part for part in split if len(part)]
     empty = [str(client) for client, part in enumerate(split) if not len(part)]
     if not empty:
         return split
     numbers = ", ".join(empty[:MAX_NUMBERS]) + (", ..." if len(empty) > MAX_NUMBERS else "")
-    for key in ("participation", "delay", "topology", "algorithm"):
-        if getattr(c, key).names_clients:
+    left_out, anew = f"{len(empty)} of {len(split)} clients got no examples", int(empty[0]) < len(kept)
+    for key in ("participation", "algorithm", "topology" if c.algorithm.decentralized else "delay"):
+        if anew and getattr(c, key).names_clients:
             raise UserError(
-                f"drop_empty must be false with this {key}, which has clients by number: {len(empty)} of {len(split)} "
-                f"clients got no examples ({numbers}), and the clients behind them would be numbered anew"
+                f"drop_empty must be false with this {key}, which has clients by number: {left_out} ({numbers}), and "
+                "the clients behind them would be numbered anew"
             )
-    _log.warning(
-        "%d of %d clients got no examples: the run leaves them out (%s) and numbers the others anew, from 0 to %d "
-        "(drop_empty)",
-        *(len(empty), len(split), numbers, len(split) - len(empty) - 1),
-    )
-    return [part for part in split if len(part)]
+    others = f" and numbers the others anew, from 0 to {len(kept) - 1}" if anew else ""
+    _log.warning("%s: the run leaves them out (%s)%s (drop_empty)", left_out, numbers, others)
+    return kept
 
 
 def _fitted(data: Data, model: Architecture | Mix) -> Data:

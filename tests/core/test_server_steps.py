@@ -221,7 +221,7 @@ def test_a_run_that_diverges_names_the_optimisers_learning_rate() -> None:
     built, unused = algorithm("fedavg"), cast(Any, None)
     simulation = Simulation(built, fed, unused, unused, unused, ConstantLR(), 3, "")
     now = Snapshot(0, built.init(fed), fed.state_dict(), None)
-    with pytest.raises(Diverged, match=r"lower local.lr or server_optimizer.lr, or set local.clip_norm$"):
+    with pytest.raises(Diverged, match=r"lower local.lr or server_optimizer.lr, or set local.clip_norm, "):
         for round in range(3):
             now = Snapshot(round + 1, simulation._round(now)[0], fed.state_dict(), None)
 

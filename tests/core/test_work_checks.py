@@ -97,6 +97,12 @@ def test_a_tied_tensor_is_frozen_by_its_first_name_and_what_never_trains_by_its_
     clients.train(x, frozen=("0.weight", "2.bias"))
 
 
+def test_training_without_gradients_is_refused() -> None:
+    clients, x, _ = cohort()
+    with torch.no_grad(), pytest.raises(UserError, match=r"^cohort\.train needs gradients: call it outside of "):
+        clients.train(x)
+
+
 def test_a_row_for_each_client_and_values_for_all_are_accepted() -> None:
     clients, x, rows = cohort()
     given = clients.train(x.expand(2, -1), correct=corrected, per_client=(rows[clients.ids],), common=(rows[0], x[0]))

@@ -136,9 +136,8 @@ def home(mine: Any) -> Any:
 
 
 def observe(mine: Any) -> Any:
-    mine.init = lambda: None
     nothing: Any = None
-    return observed(mine, nothing, nothing, nothing, nothing)
+    return observed(mine, *[nothing] * 5)
 
 
 def served(**changes: Any) -> tuple[ServerData, Data]:

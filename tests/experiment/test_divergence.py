@@ -21,3 +21,9 @@ def test_a_step_that_takes_the_mean_of_no_updates_is_named(tmp_path: Path, monke
     line = r"the loss is finite, but not the model that FedAvg\.round made of 0 updates: lower local\.lr or set "
     with pytest.raises(Diverged, match=line):
         run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "delay=constant", "rounds=2"))
+
+
+def test_where_no_client_trains_neither_their_loss_nor_their_rate_is_named(tmp_path: Path) -> None:
+    line = r"diverged in round 1: the model that Center\.round made is not finite: lower the algorithm's rates, or mend"
+    with pytest.raises(Diverged, match=line):
+        run_in(tmp_path, composed("algorithm=center", "algorithm.lr=1e30", "model=mlp", "rounds=2"))

@@ -69,11 +69,14 @@ def test_a_partition_that_gives_nobody_an_example_is_one_line(drop_empty: bool) 
 
 @dataclass(frozen=True)
 class Gaps:
-    """A partition that gives examples only to clients 0 and 13."""
+    """A partition that gives examples only to client 0 and one more of 14."""
+
+    second: int = 13
 
     def split(self, strata: np.ndarray, *how: Any) -> list[np.ndarray]:
-        first, second = np.array_split(np.arange(len(strata)), 2)
-        return [first, *[np.empty(0, np.int64)] * 12, second]
+        found = [np.empty(0, np.int64)] * 14
+        found[0], found[self.second] = np.array_split(np.arange(len(strata)), 2)
+        return found
 
 
 def test_the_clients_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,6 +108,31 @@ def test_no_client_that_the_config_has_by_number_becomes_another(
     prepare(replace(components, drop_empty=False))
 
 
+@pytest.mark.parametrize(
+    ("second", "config"),
+    [
+        (1, ("participation=fixed", "participation.clients=[1]")),
+        (13, ("algorithm=fedavg", "topology=edge_list", "topology.path=unused")),
+        (13, ("algorithm=dec_fedavg", "delay=from_file", "delay.path=delays.txt")),
+    ],
+)
+def test_clients_that_keep_their_numbers_or_whose_numbers_nobody_reads_are_left_out(
+    second: int,
+    config: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "delays.txt").write_text("0\n0\n")
+    alone = [each for each in ALONE if "cohort_size" not in each]
+    components = build(composed(*alone, "num_clients=14", *config, small=False))
+    if "participation=fixed" not in config:
+        components = replace(components, participation=UniformParticipation(1, None, 0))
+    prepare(replace(components, partition=Gaps(second)))
+    assert ("numbers the others anew" in caplog.text) == (second == 13) and "leaves them out" in caplog.text
+
+
 @dataclass(frozen=True)
 class Forgotten(Architecture):
     """An architecture whose `build` returns nothing."""
@@ -131,4 +159,4 @@ def test_a_runs_analysis_is_held_against_its_contract() -> None:
     components = build(composed(*ALONE, small=False))
     simulation = prepare(replace(components, analysis=Alone())).simulation
     with pytest.raises(UserError, match=r"^Alone.observe must give the next memory and a dict of metrics"):
-        simulation._analyse(simulation._initial(), begins=True)
+        simulation._analyse(simulation._initial(), None, begins=True)

@@ -226,16 +226,16 @@ def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, t
     for name, shift in (("fedavg", 0.0), ("fedbuff", 1.0)):
         for seed in range(3):
             values = (9, 2 + shift, 1 + shift + seed / 10, 1.5 + shift + seed / 10)
-            rows = [{metric: value} for value in values]
+            rows = [{metric: value / 10} for value in values]
             write_run(tmp_path, f"algorithm={name}", *wanted, f"seed={seed}", rows=rows)
     groups = {each.name: each for each in group(find([tmp_path]).runs)}
     (other,) = groups.keys() - {winner}
     assert tables.best(groups.values()) is groups[winner]
-    text = written(tmp_path, targets=[2.0])["report.md"]
+    text = written(tmp_path, targets=[0.2])["report.md"]
     assert column(text, winner)[0].startswith("**") and not column(text, other)[0].startswith("**")
     verdict, _ = significance.significance(list(groups.values()))
     assert verdict is not None and [each.lines[0] for each in verdict.rows[0][1:3]] == [other, winner]
-    rounds = {name: [stats.reached(run, 2.0) for run in each.runs] for name, each in groups.items()}
+    rounds = {name: [stats.reached(run, 0.2) for run in each.runs] for name, each in groups.items()}
     assert rounds == {"FedAvg": [1, 1, 1], "FedBuff": [1, 1, 1] if winner == "FedBuff" else [2, None, None]}
 
 
