@@ -72,7 +72,7 @@ def run_in(folder: Path, cfg: DictConfig, command_of: Callable[[str], str] | Non
         command = None if command_of is None else command_of(name)
         store = CheckpointStore(folder, components.checkpoint.keep)
         check_folder(store, checked.fingerprint, components.rounds)
-        with Attempt(folder, store.rounds), noted(folder, lock):
+        with Attempt(folder, store.rounds), noted(folder, lock), exits.refused():
             outcome = _run_locked(folder, lock, name, checked, components, prepare(components, folder), code, command)
         return float(outcome.summary["objective"])
 
@@ -90,7 +90,7 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     with RunLock(folder) as lock:
         store = CheckpointStore(folder, components.checkpoint.keep)
         check_folder(store, checked.fingerprint, components.rounds)
-        with Attempt(folder, store.rounds), noted(folder, lock):
+        with Attempt(folder, store.rounds), noted(folder, lock), exits.refused():
             prepared, code = prepare(components, folder), code_of(checked.fingerprint)
             return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 

@@ -54,6 +54,21 @@ def test_a_failed_run_says_why_in_its_folder_until_it_goes_on(
     assert not (folder / NOTE_FILE).exists() and reported(folder).state == states.FINISHED
 
 
+TIMED_OUT = type("UncompletedJobError", (RuntimeError,), {"__module__": "submitit.core.utils"})  # as submitit's
+
+
+@pytest.mark.parametrize(("end", "line"), [(SystemExit(3), r".*sys\.exit, code 3"), (TIMED_OUT(), "the job timed out")])
+@pytest.mark.parametrize("run", [run_in, run_whole])
+def test_the_line_of_an_error_is_that_of_the_note(
+    run: Callable[..., object], end: BaseException, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Own code that ends the process, and submitit's error, end the run as failed."""
+    monkeypatch.setattr(FedAvg, "round", partial(raising, end))
+    with pytest.raises(RunFailed, match=f"^{line}") as error:
+        run(tmp_path, composed("algorithm=fedavg", "rounds=1", "delay=none"))
+    assert read(tmp_path) == str(error.value)
+
+
 def test_a_job_of_a_sweep_is_told_to_leave_out_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With which `hydra.run.dir` is an error."""
     monkeypatch.setenv("FEDLAB_SWEEP_FOLDER", str(tmp_path / "sweeps" / "a"))
