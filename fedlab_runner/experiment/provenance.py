@@ -1,6 +1,7 @@
 """The commands, library versions and code of a run: a line of `commands.jsonl` for each start."""
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -32,7 +33,7 @@ COMMANDS_FILE = "commands.jsonl"  # in the run's folder
 def record(
     folder: Path, command: str | None, tracked_as: str, threads: int, code: Code, device: "torch.device"
 ) -> str | None:
-    """Notes a start of the run in `folder`: its command (None: a program started it), its id in W&B and its like,
+    """Notes a start of the run in `folder`: its command (None: a program started it), folder, id in W&B and its like,
     threads, code and device.
 
     Returns the commit of this package; None outside of a repository.
@@ -40,8 +41,9 @@ def record(
     commit = commit_here()
     own = {str(place): found for place in own_folders(code) if (found := _commit(place))}
     cwd = get_original_cwd() if HydraConfig.initialized() else str(Path.cwd())
-    line: dict[str, Any] = {"command": command, "cwd": cwd, "tracked_as": tracked_as, "threads": threads}
-    line |= {"commit": commit, "own_commits": own, "versions": versions(), "machine": machine(device), "code": code}
+    line: dict[str, Any] = {"command": command, "cwd": cwd, "folder": str(folder.resolve()), "tracked_as": tracked_as}
+    line |= {"threads": threads, "commit": commit, "own_commits": own, "versions": versions()}
+    line |= {"machine": machine(device), "code": code}
     append_line(folder / COMMANDS_FILE, json.dumps(line))
     return commit
 
@@ -53,13 +55,15 @@ def codes(folder: Path) -> list[Code]:
 
 
 def tracked_as(folder: Path, name: str) -> str:
-    """The id by which W&B and its like know the run `name` in a folder: that of its first start, also in a folder that
-    was moved; else `name` in the default folder, and an id of its own in any other folder.
+    """The id by which W&B and its like know the run `name` in a folder: that of its last start, if
+    that was in this folder or in one that exists no more (it was moved). Otherwise, as in a copy of a folder, `name` in
+    the default folder, and an id of its own in any other folder.
     """
-    noted = (start.get("tracked_as") for start in _starts(folder))
     own = re.compile(f"{re.escape(name)}(-[0-9a-f]{{4}})?", re.ASCII)
-    if (first := next((each for each in noted if isinstance(each, str) and own.fullmatch(each)), None)) is not None:
-        return first
+    noted = [each for each in _starts(folder) if own.fullmatch(str(each.get("tracked_as")))]
+    there = noted[-1].get("folder") if noted else None
+    if isinstance(there, str) and (there == str(folder.resolve()) or not os.path.exists(there)):
+        return str(noted[-1]["tracked_as"])
     place = folder.absolute()
     return name if place == Path("outputs", name).absolute() else f"{name}-{digest(str(place))[:4]}"
 

@@ -192,11 +192,12 @@ def _choices(content: bytes) -> bytes:
 
 
 def _start(line: bytes) -> bytes:
-    """A line of the commands without the folder of the command and the paths of the user's own code."""
+    """A line of the commands without the folders of the command and the run, and the paths of the user's own code."""
     try:
         start = untrusted.parse_json(line)
         own = start.pop("own_commits", {})
-        start.pop("cwd", None)
+        for place in ("cwd", "folder"):
+            start.pop(place, None)
         start["own_commits"] = {Path(str(place)).name: commit for place, commit in own.items()}
     except (untrusted.Unreadable, AttributeError, TypeError):
         return line

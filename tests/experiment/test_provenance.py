@@ -6,6 +6,7 @@
 import json
 import os
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -134,7 +136,30 @@ def test_two_folders_of_one_run_are_two_runs_in_wandb_and_a_moved_folder_stays_o
     ] * 3
 
 
+def test_a_copied_folder_is_a_run_of_its_own_in_wandb(tmp_path: Path) -> None:
+    """Also once the folder that it was copied from is moved or removed."""
+
+    def started(place: str) -> str:
+        (folder := tmp_path / place).mkdir(exist_ok=True)
+        provenance.record(folder, None, found := provenance.tracked_as(folder, "run"), 1, {}, torch.device("cpu"))
+        return found
+
+    first = started("a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied = started("b")
+    assert (started("a"), started("b")) == (first, copied) and copied != first
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert (started("b"), started("moved")) == (copied, first)
+    shutil.copytree(tmp_path / "moved", tmp_path / "c")
+    shutil.rmtree(tmp_path / "b")
+    assert len({started("c"), started("moved"), copied}) == 3
+
+
 def test_a_noted_id_that_is_not_of_the_run_is_passed_over(tmp_path: Path) -> None:
-    starts: list[Any] = [3, *({"tracked_as": each} for each in (3, "../x", "run-/../", "run-0a1b\n", "run-0a1b"))]
+    gone = str(tmp_path / "gone")
+    starts: list[Any] = [
+        3,
+        *({"tracked_as": each, "folder": gone} for each in ("run-0a1b", 3, "../x", "run-/../", "run-0a1b\n")),
+    ]
     (tmp_path / provenance.COMMANDS_FILE).write_text("".join(json.dumps(each) + "\n" for each in starts))
     assert provenance.tracked_as(tmp_path, "run") == "run-0a1b"

@@ -19,6 +19,7 @@ from tests.helpers.report_files import curve, write_failed_job, write_note, writ
 START = {
     "command": "fedlab algorithm=fedavg",
     "cwd": "/somewhere/of/mine",
+    "folder": "/somewhere/of/mine/outputs/run",
     "commit": "a" * 40,
     "own_commits": {"/somewhere/of/mine/code": "b" * 40},
     "threads": 1,

@@ -653,6 +653,6 @@ def test_what_a_run_notes_of_its_surroundings(tmp_path: Path, monkeypatch: pytes
     provenance.record(tmp_path, "fedlab rounds=1", "x", 2, {}, torch.device("cpu"))
     text = (tmp_path / provenance.COMMANDS_FILE).read_text()
     assert KEY not in text and set(json.loads(text)) == {
-        *("command", "cwd", "tracked_as", "commit", "own_commits", "threads", "versions", "machine", "code")
+        *("command", "cwd", "folder", "tracked_as", "commit", "own_commits", "threads", "versions", "machine", "code")
     }
     assert socket.gethostname() not in json.loads(text)["machine"].values()
