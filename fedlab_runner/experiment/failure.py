@@ -1,6 +1,5 @@
 """Notes in the run's folder which error ended the last attempt at the run, for reports and for the run's log."""
 
-import logging
 import shlex
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 from fedlab_runner.config.explain import explain, reason, traceback_of
 from fedlab_runner.config.secrets import redacted
 from fedlab_runner.experiment.lock import RunLock
-from fedlab_runner.tracking.log_lines import FILE_ONLY
+from fedlab_runner.tracking.log_lines import log_error_in_file
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Diverged, Pruned
 from fedlab_runner.utils.files import short_path, write_text_atomically
@@ -19,7 +18,6 @@ from fedlab_runner.utils.run_files import THIS_FOLDER
 from fedlab_runner.utils.sweep_job import sweep_folder
 
 NOTE_FILE = "failed.json"  # in the run's folder
-_log = logging.getLogger("fedlab_runner")
 
 
 @contextmanager
@@ -45,7 +43,7 @@ def noted(folder: Path, lock: RunLock) -> Iterator[None]:
             lock.renew()  # raises if another folder is in the place of this one by now
             write_text_atomically(path, checksummed_json.text({"error": reason(error)}))
         known = explain(error, ()) is not None
-        _log.error("%s", reason(error) if known else redacted(traceback_of(error)), extra=FILE_ONLY)
+        log_error_in_file(reason(error) if known else redacted(traceback_of(error)))
         raise
 
 

@@ -11,7 +11,7 @@ from fedlab_runner.checkpoints.store import Checkpointing, CheckpointStore, othe
 from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.config.run_id import stopping
 from fedlab_runner.experiment.code_hash import Code, changed
-from fedlab_runner.tracking.log_lines import FILE_ONLY
+from fedlab_runner.tracking.log_lines import log_error_in_file
 from fedlab_runner.utils import exhaustion, exits
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.run_files import CONFIG, OTHER_FOLDER
@@ -89,7 +89,7 @@ def understood(round: int, what: str) -> Iterator[None]:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if exhaustion.explain(error) or exits.out_of_time(error):
             raise
-        _log.error("the checkpoint after round %d %s", round, what, exc_info=True, extra=FILE_ONLY)
+        log_error_in_file(f"the checkpoint after round {round} {what}", exc_info=True)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
             f"the checkpoint after round {round} {what} ({reason}; train.log has more): delete it, or give "

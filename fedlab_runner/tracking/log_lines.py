@@ -18,6 +18,15 @@ from fedlab_runner.utils.sweep_job import NAME
 
 FILE_ONLY = {"file_only": True}  # the `extra` of a record that the terminal does not show
 SHOWN = "fedlab_runner", "hydra", "hydra_plugins"  # installed packages whose lines below a warning it shows
+_log = logging.getLogger("fedlab_runner")
+
+
+def log_error_in_file(line: str, exc_info: bool = False) -> None:
+    """Logs an error, which the caller raises as well, where the log has a file. From Python without one, handlers would
+    print also what the program catches.
+    """
+    if any(isinstance(each, logging.FileHandler) for each in logging.root.handlers):
+        _log.error("%s", line, exc_info=exc_info, extra=FILE_ONLY)
 
 
 class LineHandler(logging.Handler):

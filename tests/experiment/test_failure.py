@@ -18,6 +18,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import Diverged, Interrupted, Pruned, RunFailed, UserError
 from tests.helpers.composed import composed
+from tests.helpers.in_process import own_handlers
 
 DIVERGES = ("algorithm=fedavg", "rounds=20", "evaluation.every=1", "local.lr=1e38", "delay=none")
 
@@ -120,6 +121,18 @@ def test_a_bug_has_its_traceback_in_the_log(tmp_path: Path, caplog: pytest.LogCa
     with pytest.raises(IndexError), RunLock(tmp_path) as lock, noted(tmp_path, lock):
         raise IndexError("a bug")
     assert "Traceback" in caplog.text and read(tmp_path) == "IndexError('a bug')"
+
+
+@pytest.mark.parametrize("handlers", [list, lambda: [logging.StreamHandler()]], ids=["none", "stderr"])
+def test_a_program_that_catches_an_error_prints_nothing_of_it(
+    handlers: Callable[[], list[logging.Handler]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From Python the log has no file of the run."""
+    with own_handlers():
+        logging.root.handlers[:] = handlers()
+        with pytest.raises(IndexError), RunLock(tmp_path) as lock, noted(tmp_path, lock):
+            raise IndexError("a bug")
+    assert capsys.readouterr().err == "" and read(tmp_path) == "IndexError('a bug')"
 
 
 @pytest.mark.parametrize("content", ["", '{"error": 5}', "[]", "\x00"])
