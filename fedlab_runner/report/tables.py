@@ -186,7 +186,7 @@ def to_target(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> ReportTab
                 continue
             bold = average == fewest < math.inf
             columns[-2].append(cell(spread(rounds, "", digits=digits[0]), *missing, bold=bold, sort=mean(rounds)))
-            columns[-1].append(cell(spread(uploaded, "", digits=digits[1]), sort=mean(uploaded)))
+            columns[-1].append(cell(spread(uploaded, "comm/upload_mb", digits=digits[1]), sort=mean(uploaded)))
     rows = [[cell(group.name), *(column[i] for column in columns)] for i, group in enumerate(groups)]
     spans = [("", 1), *((f"to {_goal(goal, metric)}", 2) for goal in goals)]
     units = ["", *(each for _ in goals for each in ("", "MB"))]

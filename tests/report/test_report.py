@@ -135,6 +135,14 @@ def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
 
 
+def test_many_bytes_to_a_target_have_the_digits_of_their_deviation(tmp_path: Path) -> None:
+    for seed, sent in enumerate((12_345_678.0, 12_545_679.0)):
+        rows = curve(0.1, 0.5, **{"comm/upload_mb": sent})
+        write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", "rounds=1", "evaluation.every=1", rows=rows)
+    table = tables.to_target(group(find([tmp_path]).runs), [0.5])
+    assert table is not None and table.rows[0][2].lines == ("12,445,678 ± 141,422",)
+
+
 def test_a_target_has_the_rule_of_the_best_and_no_damaged_run(tmp_path: Path) -> None:
     """Each of two methods would be the first: one on a single seed, the other by a damaged run."""
     for name, seeds, rise in (("fedavg", 3, 0.1), ("fedbuff", 3, 0.2), ("fedprox", 1, 0.3)):
