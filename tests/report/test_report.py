@@ -234,7 +234,7 @@ def test_every_metric_is_better_in_its_own_direction(metric: str, winner: str, t
     for name, shift in (("fedavg", 0.0), ("fedbuff", 1.0)):
         for seed in range(3):
             values = (9, 2 + shift, 1 + shift + seed / 10, 1.5 + shift + seed / 10)
-            rows = [{metric: value / 10} for value in values]
+            rows = [{metric: value / 10} for value in values]  # a share has no larger target than 1
             write_run(tmp_path, f"algorithm={name}", *wanted, f"seed={seed}", rows=rows)
     groups = {each.name: each for each in group(find([tmp_path]).runs)}
     (other,) = groups.keys() - {winner}
