@@ -17,7 +17,7 @@ from fedlab_runner.core.metric_names import shown
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import Code, changed, code_of, digest_of_code
 from fedlab_runner.experiment.lock import RunLock
-from fedlab_runner.tracking.ending import CURVES, judged_by
+from fedlab_runner.tracking.ending import CURVES, NO_EVALUATION, judged_by
 from fedlab_runner.tracking.jsonl import decode
 from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_digest, write_summary
 from fedlab_runner.tracking.summary import summarise
@@ -87,7 +87,7 @@ def objective_of_finished(
         _log.info("%s is written again from %s", folder / SUMMARY, METRICS)
         write_summary(folder, now)
     objective = float(summarise(rows[: rounds + 1], *rule, rounds)["objective"])
-    found = f"{shown(objective, e['metric'])} ({judged_by(e['metric'], e['summary'])})"
+    found = f"{shown(objective, e['metric']) if rounds else NO_EVALUATION} ({judged_by(e['metric'], e['summary'])})"
     ways = "a page of the results: fedlab-report {0}; delete {0} to run again".format(short_path(folder))
     _log.info("%s is finished already: %s; %s", name, found, ways)
     return objective

@@ -11,6 +11,7 @@ from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import mean, std
 from fedlab_runner.sweep import states
+from fedlab_runner.tracking.ending import NO_EVALUATION
 from fedlab_runner.utils.short_number import short_number
 
 NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
@@ -166,8 +167,14 @@ def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
 
 
 def not_finite(groups: Iterable[SeedGroup]) -> int:
-    """The number of finished seeds whose objective is not finite."""
-    return sum(not math.isfinite(value) for each in groups for value in each.finished.values())
+    """The number of finished seeds whose objective is not finite, without those of 0 rounds, which have none."""
+    return sum(not math.isfinite(value) for each in groups if each.runs[0].rounds for value in each.finished.values())
+
+
+def without_result(groups: Sequence[SeedGroup]) -> str:
+    """Why no seed has a finite objective: in the words of `states`, or that no evaluation counts."""
+    found = states.without_result(run.state for each in groups for run in each.runs)
+    return found if found != states.NOT_FINITE or not_finite(groups) else NO_EVALUATION
 
 
 def with_unit(number: float, metric: str, digits: int | None = None) -> str:

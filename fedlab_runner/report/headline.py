@@ -13,6 +13,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, interval, mean
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished, winners
 from fedlab_runner.sweep import states
+from fedlab_runner.tracking.ending import NO_EVALUATION
 from fedlab_runner.utils.counting import count_of
 
 MAX_BLOCKS = 6  # blocks of conditions that the headline names
@@ -27,8 +28,11 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
     conditions = by_condition(groups).values()
     tops = [found for members in conditions if (found := winners(members))]
     if not tops:
-        said = "no run has a finite result." if any(each.finished for each in groups) else "no run is finished."
-        return where + (said if title else said.capitalize())
+        done = any(each.finished for each in groups)
+        said = (
+            "no run is finished" if not done else "no run has a finite result" if not_finite(groups) else NO_EVALUATION
+        )
+        return f"{where}{said if title else said.capitalize()}."
     return where + (_of_one_condition(groups, tops[0]) if len(conditions) == 1 else _of_conditions(groups, tops))
 
 

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedlab_runner.methods.registry import Method, bibliography
 from fedlab_runner.report import beside, published, tables
 from fedlab_runner.report.content import Cell
-from fedlab_runner.report.formatting import NONE, PLUS_MINUS, scale, spread, unit, value
+from fedlab_runner.report.formatting import NONE, PLUS_MINUS, scale, spread, unit, value, without_result
 from fedlab_runner.report.grouping import SeedGroup, blocks
 from fedlab_runner.report.significance import against_best
 from fedlab_runner.report.stats import MIN_SEEDS, SIGNIFICANCE_LEVEL
 from fedlab_runner.report.stats import interval as interval_of
-from fedlab_runner.sweep import states
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import latex
 
@@ -137,7 +136,7 @@ def _value(group: SeedGroup | None, digits: int | None, interval: bool, bold: bo
         return _wide(MISSING, interval)
     values, metric = tables.finished([group]), group.runs[0].metric
     if not values:
-        return _wide(f"\\textit{{{latex(states.without_result(run.state for run in group.runs))}}}", interval)
+        return _wide(f"\\textit{{{latex(without_result([group]))}}}", interval)
     return _result(values, metric, interval, usual, digits=digits, bold=bold, mark=mark)
 
 

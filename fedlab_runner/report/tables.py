@@ -17,6 +17,7 @@ from fedlab_runner.report.formatting import (
     scale,
     spread,
     unit,
+    without_result,
 )
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
@@ -146,8 +147,7 @@ def result(
         return cell("not run", *more, muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
     if not values:
-        word = states.without_result(run.state for group in groups for run in group.runs)
-        return cell(word, *more, *remarks(groups), muted=True)
+        return cell(without_result(groups), *more, *remarks(groups), muted=True)
     seeds = "" if len(values) == usual else count_of(len(values), "seed")
     words = spread(values, metric, deviation, digits)
     return cell(words, *more, seeds, *remarks(groups), bold=bold, sort=mean(values))

@@ -10,6 +10,7 @@ from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
 
 CURVES = "plots/curves.png"  # in the run's folder, if the run draws pictures
+NO_EVALUATION = "no evaluation counts"  # in place of the result of a run of 0 rounds
 MAX_METRICS = 10  # of the last round are printed; summary.json has the others
 _RULES = {  # words for the rule `evaluation.summary`
     "best_of_last": "best of the last evaluations",
@@ -32,7 +33,7 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     metric, rule = str(summary.get("metric", "")), str(summary.get("rule", ""))
     took = "" if seconds is None else f" in {duration(seconds)}"
     rounds, judged = summary.get("rounds", 0), judged_by(metric, rule)
-    result = shown(summary.get("objective"), metric) if rounds else "no evaluation counts"
+    result = shown(summary.get("objective"), metric) if rounds else NO_EVALUATION
     lines = [
         f"{summary.get('run_id', 'the run')} has finished {count_of(rounds, 'round')}{took}: {result}"
         + (f" ({judged})" if judged else "")

@@ -53,6 +53,14 @@ def test_a_finished_run_is_read_without_torch(tmp_path: Path) -> None:
     assert "job 1/1 finished before: " in ended("-c", AGAIN, "-m")
 
 
+def test_a_run_of_no_rounds_has_no_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = composed("algorithm=fedavg", "rounds=0")
+    run_in(tmp_path, cfg)
+    with caplog.at_level(logging.INFO):
+        run_in(tmp_path, cfg)
+    assert "is finished already: no evaluation counts (test/accuracy, " in caplog.text
+
+
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcda", "dfml"])
 def test_it_is_what_the_run_gave(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     cfg = composed(*WORDS, f"algorithm={name}")

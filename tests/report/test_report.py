@@ -752,9 +752,12 @@ def test_a_failure_in_a_sweep_ends_when_the_run_goes_on(tmp_path: Path) -> None:
     assert [run.status for run in find([tmp_path]).runs] == ["failed: again (round 1 of 3)"]
 
 
-def test_a_run_of_no_rounds_is_finished(tmp_path: Path) -> None:
+def test_a_run_of_no_rounds_is_finished_and_has_no_result(tmp_path: Path) -> None:
     write_run(tmp_path, "algorithm=fedavg", "rounds=0", rows=curve(0.1))
-    assert "1 run: 1 finished" in written(tmp_path)["report.md"]
+    files = written(tmp_path, for_latex=True)
+    text = files["report.md"]
+    assert "1 run: 1 finished" in text and "finite" not in text + files["tables.tex"]
+    assert "\nNo evaluation counts.\n" in text and column(text, "FedAvg") == ["no evaluation counts"]
 
 
 def test_runs_of_a_sweep_may_lie_deeper(tmp_path: Path) -> None:
