@@ -70,7 +70,8 @@ def main() -> int:
             if given.experimental_rerun:
                 raise UserError("--experimental-rerun reads a pickle, which may run anything: use the run's command")
             completing = bool({"-sc", "--shell-completion"} & {*arguments})
-            with signals.raised(), hydra_loader.checked(completing, given.package if given.cfg else None), ahead.told():
+            shown = (given.cfg, given.package) if given.cfg and given.package else None
+            with signals.raised(), hydra_loader.checked(completing, shown), ahead.told():
                 plugins.register()
                 callback.failures.clear()
                 try:

@@ -61,7 +61,7 @@ class Loader(ConfigLoaderImpl):
     that two places have, and a config without the part that the command shows (`shown`).
     """
 
-    def __init__(self, *args: Any, shown: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, shown: tuple[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shown = shown
         self._read: tuple[tuple[str | None, list[str]], Any] | None = None
@@ -203,9 +203,9 @@ class Completing(Loader):
 
 
 @contextlib.contextmanager
-def checked(completing: bool = False, shown: str | None = None) -> Iterator[None]:
-    """Within the block Hydra composes with this loader, and so do its launchers in other processes. `shown`: the part
-    of the config that the command shows; None: the command shows none.
+def checked(completing: bool = False, shown: tuple[str, str] | None = None) -> Iterator[None]:
+    """Within the block Hydra composes with this loader, and so do its launchers in other processes. `shown`: which
+    config the command shows (`job`, `hydra` or `all`), and which part of it; None: the command shows no part.
     """
     loader = partial(Completing if completing else Loader, shown=shown)
     with (
@@ -252,12 +252,17 @@ def ambiguous_choices(cfg: DictConfig) -> Iterator[str]:
             yield f"{group}={choice} is in several places, rename all but one: {', '.join(found)}"
 
 
-def _no_part(cfg: DictConfig, part: str | None) -> Iterator[str]:
-    """One line where a config has no value at the key of the part."""
-    if part in (None, "_global_") or OmegaConf.select(cfg, part) is not None:
+def _no_part(cfg: DictConfig, shown: tuple[str, str] | None) -> Iterator[str]:
+    """One line where the config that the command shows has no value at the key of the part."""
+    if shown is None or shown[1] == "_global_":
         return
-    keys = [*schema.key_names(OmegaConf.to_container(cfg, resolve=False))]
-    yield f"{part} is null" if part in keys else schema.unknown_key(part, keys)
+    kind, part = shown
+    holder = "hydra" if part.partition(".")[0] == "hydra" else "job"
+    if kind not in (holder, "all"):
+        yield f"--cfg {kind} does not show {part}: give --cfg {holder}"
+    elif OmegaConf.select(cfg, part) is None:
+        keys = [*schema.key_names(OmegaConf.to_container(cfg, resolve=False))]
+        yield f"{part} is null" if part in keys else schema.unknown_key(part, keys, droppable=False)
 
 
 def _of(name: str, value: str) -> Iterator[str]:

@@ -84,8 +84,12 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list) else value
 
 
-def unknown_key(key: str, known: Collection[str], chosen: Mapping[str, str] | None = None) -> str:
-    """A line that reports an unknown key and names the known ones; `chosen` has the choices of the places."""
+def unknown_key(
+    key: str, known: Collection[str], chosen: Mapping[str, str] | None = None, droppable: bool = True
+) -> str:
+    """A line that reports an unknown key and names the known ones; `chosen` has the choices of the places. Unless
+    `droppable`, no config has the key.
+    """
     parent, _, last = key.rpartition(".")
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
     siblings = [name for name in siblings if name != "_target_"]
@@ -99,7 +103,7 @@ def unknown_key(key: str, known: Collection[str], chosen: Mapping[str, str] | No
         return f"{key} is not a key: did you mean {guess}?"
     choice = f"={chosen[parent]}" if chosen and parent in chosen else ""
     has = f"{parent or 'the config'}{choice} has {', '.join(siblings) or 'no keys'}"
-    return f"{key} is not a key: {has}; to drop it from an experiment: ~{key}"
+    return f"{key} is not a key: {has}" + (f"; to drop it from an experiment: ~{key}" if droppable else "")
 
 
 def key_names(value: Any, path: str = "") -> Iterator[str]:
