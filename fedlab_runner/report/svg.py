@@ -78,9 +78,11 @@ def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
     if panel.diagonal:
         drawn = {"d": f"M0 {DOWN}L{ACROSS} 0", "stroke": "currentColor", "stroke-opacity": "0.4"}
         SubElement(plot, "path", {"class": "band", **drawn})
-    clipped = SubElement(plot, "svg", {"width": str(ACROSS), "height": str(DOWN)})  # no band reaches beyond the axes
-    for series in panel.series:  # lines lie over all bands
-        if len(series.low):
+    if banded := [series for series in panel.series if len(series.low)]:  # lines lie over all bands
+        clipped = SubElement(
+            plot, "svg", {"width": str(ACROSS), "height": str(DOWN)}
+        )  # no band reaches beyond the axes
+        for series in banded:
             _band(clipped, panel, series, legend[series.entry].line)
     for series in panel.series:
         _series(plot, panel, series, legend[series.entry].line)

@@ -509,6 +509,8 @@ def test_bands_end_at_the_axes_and_many_are_as_strong_together_as_few() -> None:
         assert len(bands) == count == len(drawn.findall(".//path[@class='band']"))
         found[count] = sum(float(each.get("fill-opacity", 1)) for each in bands)
     assert found == pytest.approx({1: 0.13, 5: 0.65, 10: 0.65})
+    alone = svg.panel(Panel("a", "b", "c", [Series(0, [0.0, 9.0], [1.0, 1.0], [], [])], (5.0, 9.0), (0.0, 2.0)), [line])
+    assert not alone.findall("svg/svg"), "no part without content"
 
 
 def test_a_broad_table_prints_whole_and_no_cell_breaks_within_a_word(groups: list[grouping.SeedGroup]) -> None:
