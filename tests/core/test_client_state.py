@@ -17,7 +17,7 @@ from fedlab_runner.core.own_models import each_model
 from fedlab_runner.core.row_file import RowFile
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed
-from tests.helpers.kinds import by_kind
+from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import ALGORITHMS, algorithm, default_home, federation, few_rounds, run, tensors
 
@@ -166,8 +166,7 @@ def test_where_rows_are_kept_makes_no_difference(name: str, tmp_path: Path) -> N
     assert all(same(models[0], other) for other in models) and metrics[0] == metrics[1] == metrics[2]
 
 
-@pytest.mark.parametrize("place", ["device", "disk"])
-@pytest.mark.parametrize("name", by_kind(KEEPERS))
+@pytest.mark.parametrize(("name", "place"), in_turns(KEEPERS, ["device", "disk"]))
 def test_a_resumed_run_equals_the_whole_bit_for_bit(name: str, place: str, tmp_path: Path) -> None:
     """From any of the last two checkpoints, with clients in flight, after rounds that no checkpoint has seen."""
     whole, built = setting(name), keeper(name, place)

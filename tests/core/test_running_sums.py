@@ -16,7 +16,7 @@ from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.utils.errors import Diverged
-from tests.helpers.kinds import by_kind
+from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.toy import (
     ALGORITHMS,
     aggregator,
@@ -56,8 +56,7 @@ def test_who_takes_sums() -> None:
     assert algorithm("fedwalk", base="fedprox").takes_sums() and not algorithm("fedwalk", base="scaffold").takes_sums()
 
 
-@pytest.mark.parametrize("sum_every", [1, 3, 100])
-@pytest.mark.parametrize("name", by_kind(SUMMED))
+@pytest.mark.parametrize(("name", "sum_every"), in_turns(SUMMED, [1, 3, 100]))
 def test_a_cohort_in_parts_is_the_whole_cohort(name: str, sum_every: int) -> None:
     """Late clients, batch norm and parts at home included; and all metrics."""
     whole, parts = trained(name, None), trained(name, sum_every)

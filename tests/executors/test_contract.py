@@ -204,8 +204,7 @@ def test_clients_may_start_from_models_of_their_own(executor: str) -> None:
     assert torch.equal(alone[0], reference[3])
 
 
-@pytest.mark.parametrize("executor", OTHERS)
-@pytest.mark.parametrize("kept", ["head", "norm"])
+@pytest.mark.parametrize(("kept", "executor"), in_turns(["head", "norm"], OTHERS))
 def test_clients_may_start_with_values_of_their_own(kept: str, executor: str) -> None:
     """As from whole models; what they send has the received values in place of their own."""
     fed, other = (federation(executor=each, build=normed, home=home(kept)) for each in (None, OTHERS[executor]))

@@ -137,6 +137,7 @@ def test_an_error_in_a_process_is_the_callers(shared: Processes) -> None:
         train(federation(executor=shared), correct=correct)
 
 
+@pytest.mark.slow  # two more processes that import torch
 def test_models_are_sent_where_no_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(processes, "gpus", lambda: [CPU] * 2)
