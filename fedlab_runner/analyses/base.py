@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
-from fedlab_runner.checkpoints.state_packing import comes_back, pack
+from fedlab_runner.checkpoints.state_packing import comes_back
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.utils.contract import is_number, require
@@ -53,9 +53,9 @@ def observed(
     found = analysis.observe(memory, state, algorithm, fed)
     pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
     require(pair, analysis, "observe", "the next memory and a dict of metrics", found)
-    pack(found[0], of=f"the memory that {type(analysis).__name__}.observe gives")
+    whole = comes_back(found[0], like=first, of=f"the memory that {type(analysis).__name__}.observe gives")
     words = "a memory whose NamedTuples that of init has, or the annotations of its fields name"
-    require(comes_back(found[0], like=first), analysis, "observe", words, found[0])
+    require(whole, analysis, "observe", words, found[0])
     for key, value in found[1].items():
         named = isinstance(key, str) and key.startswith("analysis/")
         require(named, analysis, "observe", "metrics whose keys begin with analysis/", key)

@@ -54,11 +54,11 @@ def unpack(packed: Any, *, like: Any) -> Any:
     return packed
 
 
-def comes_back(value: Any, *, like: Any) -> bool:
-    """Whether a value that can be packed keeps its NamedTuples in a checkpoint, which is read with the classes of
-    `like`.
+def comes_back(value: Any, *, like: Any, of: str = "a checkpoint") -> bool:
+    """Whether a value keeps its NamedTuples in a checkpoint, which is read with the classes of `like`. Raises
+    UserError, as `pack` does, for a value that cannot be packed.
     """
-    packed = pack(value)
+    packed = pack(value, of=of)
     return fits(packed, layout(value), like=like) and classes(unpack(packed, like=like)) == classes(value)
 
 

@@ -29,7 +29,7 @@ from tests.helpers.own_files import write_arrays, write_images, write_table
 from tests.helpers.torchvision_files import write_cifar, write_mnist
 from tests.partitions.test_blocks import write_herigraph
 
-FEW = 25
+FEW = 60
 Damage = Callable[[bytes, int], bytes]
 
 
