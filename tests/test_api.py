@@ -121,6 +121,8 @@ def test_threads_compose() -> None:
 def test_faults_are_one_line() -> None:
     with pytest.raises(UserError, match=r"^local\.lrr is not a key: did you mean local\.lr\?$"):
         compose("local.lrr=1")
+    with pytest.raises(UserError, match=r"^hydra\.callbacks\.x\._target_ must be a class of Hydra"):  # as of a command
+        compose("+hydra.callbacks.x._target_=os.system")
     with pytest.raises(UserError, match=r"^local\.lr must be finite and > 0, got -1"):
         run(compose("local.lr=-1"))
     assert not Path("outputs").exists()

@@ -1,13 +1,13 @@
 """Checks each config file before Hydra loads it, so that a stranger's experiment cannot hang a command.
 
-`train` calls `register` when it is imported. From then on Hydra reads every file of the package's groups, of
-`--config-dir` and of `hydra.searchpath` through `FileConfigSource.load_config`, while it composes.
+`hydra_loader.checked` calls `register`, and so does `train` when it is imported. From then on Hydra reads every file of
+the package's groups, of `--config-dir` and of `hydra.searchpath` through `FileConfigSource.load_config`, while it
+composes.
 """
 
 import os
+import pickle
 from contextlib import suppress
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from hydra.plugins.config_source import ConfigResult
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 
-# Keyed by place, size and time of change: the jobs of a sweep read the same files.
-_read: dict[tuple[Any, ...], ConfigResult] = {}
+# Keyed by place, size and time of change: the jobs of a sweep read the same files. Pickled: Hydra changes what it gets,
+# and a config is unpickled six times as fast as copied.
+_read: dict[tuple[Any, ...], bytes] = {}
 
 
 class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a second name for one scheme
@@ -32,9 +33,9 @@ class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a 
             now = path.stat()
             key = (self.provider, self.path, path, now.st_ino, now.st_size, now.st_mtime_ns)
             if key not in _read:
-                _read[key] = self._checked(path, config_path)
-            kept = _read[key]  # a copy: Hydra changes what it gets
-            return replace(kept, config=deepcopy(kept.config), header=dict(kept.header))
+                _read[key] = pickle.dumps(self._checked(path, config_path))
+            found: ConfigResult = pickle.loads(_read[key])
+            return found
         return self._checked(path, config_path)
 
     def _checked(self, path: Path, config_path: str) -> ConfigResult:

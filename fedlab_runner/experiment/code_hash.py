@@ -44,10 +44,11 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
     ahead = {target.rpartition(".")[0] for target in targets}
     if bases:
         ahead |= {base.__module__ for target in targets for base in get_class(target).__mro__}
+    path_of = cache(_path)  # most modules are imported by several
     found: Code = {}
     while ahead:
         name = ahead.pop()
-        path = _path(name)
+        path = path_of(name)
         if name in found or path is None:
             continue
         beside = any(path.is_relative_to(home) for home in homes) and not is_installed(path)
@@ -58,7 +59,7 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
         for module, names in source.imports:
             if not homes and module.partition(".")[0] not in packages:
                 continue  # modules of other packages do not count
-            modules = {each for name in names if _path(each := f"{module}.{name}")}
+            modules = {each for name in names if path_of(each := f"{module}.{name}")}
             ahead |= modules if names and len(modules) == len(names) else {*modules, module}
     _keep()
     return dict(sorted(found.items()))

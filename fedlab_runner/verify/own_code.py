@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from fedlab_runner.config.build import conf_dir, register_resolvers
+from fedlab_runner.config.build import register_resolvers
+from fedlab_runner.config.composing import composed
 from fedlab_runner.utils.errors import UserError
 
 
@@ -20,9 +20,7 @@ def allowed(folder: Path) -> Iterator[None]:
     if not folder.is_dir():
         raise UserError(f"--config-dir must be a folder, got {folder}")
     register_resolvers()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        searched = f"hydra.searchpath=['file://{folder.absolute()}']"
-        cfg: Any = hydra.compose("train", [searched], return_hydra_config=True)
+    cfg: Any = composed([f"hydra.searchpath=['file://{folder.absolute()}']"], with_hydra=True)
     OmegaConf.set_readonly(cfg.hydra, False)
     cfg.hydra.runtime.cwd = os.getcwd()
     HydraConfig.instance().set_config(cfg)

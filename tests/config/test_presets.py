@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from fedlab_runner.config import composing
 from fedlab_runner.config.build import build, check, conf_dir, register_resolvers
 from fedlab_runner.experiment.run import prepare, run_in
 from tests.helpers.composed import composed, with_values
@@ -65,8 +65,7 @@ TINY = ("num_clients=12", "participation.cohort_size=3", "local.epochs=1", "roun
 @cache
 def with_hydra(experiment: str) -> DictConfig:
     register_resolvers()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", [f"experiment={experiment}"], return_hydra_config=True)
+    return composing.composed([f"experiment={experiment}"], with_hydra=True)
 
 
 def published(experiment: str) -> DictConfig:

@@ -1,14 +1,14 @@
 """Configs composed as the command line composes them, shrunk to fractions of a second."""
 
-from copy import deepcopy
-from functools import lru_cache
+import pickle
+from functools import cache
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from fedlab_runner.config import composing
 from fedlab_runner.config.build import conf_dir, register_resolvers
 
 SMALL = (
@@ -27,7 +27,7 @@ def composed(*overrides: str, small: bool = True) -> DictConfig:
     """
     overrides = (*(SMALL if small else ()), *overrides)
     choices = tuple(override for override in overrides if _is_choice(override))
-    return with_values(deepcopy(_composed(*choices)), *(each for each in overrides if each not in choices))
+    return with_values(pickle.loads(_composed(*choices)), *(each for each in overrides if each not in choices))
 
 
 def with_values(cfg: DictConfig, *overrides: str) -> DictConfig:
@@ -41,11 +41,10 @@ def _is_choice(override: str) -> bool:
     return key.startswith("hydra") or (conf_dir() / key.partition("@")[0]).is_dir()
 
 
-@lru_cache(maxsize=128)
-def _composed(*choices: str) -> DictConfig:
+@cache
+def _composed(*choices: str) -> bytes:
     register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("train", list(choices))
+    return pickle.dumps(composing.composed(choices))
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from fedlab_runner.config.build import conf_dir, register_resolvers, run_id
+from fedlab_runner.config.build import register_resolvers, run_id
+from fedlab_runner.config.composing import composed
 from fedlab_runner.experiment import failure
 from fedlab_runner.utils import checksummed_json
 from tests.helpers.composed import SMALL
@@ -17,8 +17,7 @@ from tests.helpers.composed import SMALL
 def write_run(outputs: Path, *overrides: str, rows: Sequence[Mapping[str, Any]], small: bool = True) -> Path:
     """The folder of a run with these overrides; row i of `metrics.jsonl` is round i."""
     register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        whole = compose("train", [*(SMALL if small else ()), *overrides], return_hydra_config=True)
+    whole = composed([*(SMALL if small else ()), *overrides], with_hydra=True)
     cfg = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
     folder = outputs / run_id(cfg)
     OmegaConf.resolve(cfg)
