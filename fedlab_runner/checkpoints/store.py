@@ -198,6 +198,8 @@ def _read_header(file: BinaryIO, path: Path, fingerprints: Sequence[dict[str, An
     header = _parsed(lambda: json.loads(text))
     if not isinstance(header, dict) or not header.keys() >= _HEADER or type(header["round"]) is not int:
         raise _Damaged("its header lacks keys")
+    if not isinstance(header["fingerprint"], dict):
+        raise _Damaged("its header holds no config")
     if _parsed(lambda: canonical(header["fingerprint"])) not in map(canonical, fingerprints):
         raise UserError(other_config(path, header["fingerprint"], fingerprints[0], path.parents[1]))
     return header

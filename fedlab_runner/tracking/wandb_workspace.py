@@ -16,6 +16,8 @@ from typing import Any
 from fedlab_runner.tracking.reachability import REQUEST_TIMEOUT_SECONDS, Reach
 from fedlab_runner.tracking.wandb_service import server
 from fedlab_runner.utils import checksummed_json, streams
+from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.files import check_working_folder
 
 # Sections: name, open or not, and panels with title and metrics.
 LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
@@ -183,6 +185,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--project", default="fedlab_runner", help="default: %(default)s")
     parser.add_argument("--sweep", type=Path, metavar="FOLDER", help="only the runs of outputs/sweeps/<id>")
     given = parser.parse_args(arguments)
+    try:
+        check_working_folder()
+    except UserError as error:
+        return _refused(str(error))
     if importlib.util.find_spec("wandb_workspaces") is None:
         return _refused('fedlab-dashboard needs an extra: pip install "fedlab-runner[dashboard]"')
     if given.sweep is not None and not runs_of(given.sweep):

@@ -241,6 +241,15 @@ def test_an_unknown_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store.load(CONFIG)
 
 
+@pytest.mark.parametrize("theirs", [["a"], "a", None, {"a": {"b": [1]}}])
+def test_a_header_of_anything_is_one_line(theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its digest fits."""
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(1, theirs, {})
+    with pytest.raises(UserError, match=r"its header holds no config|is of another config: a"):
+        store.load(CONFIG)
+
+
 def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its digests fit: only what is in a payload is ever made from a file."""
 

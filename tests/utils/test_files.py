@@ -8,6 +8,8 @@ import pytest
 
 from fedlab_runner import train
 from fedlab_runner.report import cli as report
+from fedlab_runner.tracking import wandb_workspace
+from fedlab_runner.verify import cli as verify
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,8 @@ from fedlab_runner.report import cli as report
         (train.main, ["--cfg", "job"]),
         (train.main, ["-m", "seed=0,1"]),
         (report.main, ["/"]),
+        (verify.main, ["bundle.zip"]),
+        (wandb_workspace.main, []),
     ],
 )
 def test_a_removed_working_folder_is_one_line(

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from fedlab_runner.config.build import check, conf_dir
 from fedlab_runner.config.run_id import VOLATILE, without_volatile
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.verify import cli, configs
+from fedlab_runner.verify import cli, configs, verification
 from fedlab_runner.verify.configs import Settings
 from tests.helpers.bundles import contents, write
 from tests.helpers.composed import composed
@@ -239,9 +239,9 @@ def test_texts_of_a_stranger_in_each_place(bundled: Path, tmp_path: Path, capsys
 def test_libraries_may_not_download_unless_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    for name in cli.OFFLINE:
+    for name in verification.OFFLINE:
         monkeypatch.delenv(name, raising=False)
-    with cli._offline(Settings([])):
-        assert all(os.environ[name] == "1" for name in cli.OFFLINE)
-    with cli._offline(Settings(["dataset.download=true"])):
-        assert not any(name in os.environ for name in cli.OFFLINE)
+    with verification._offline(Settings([])):
+        assert all(os.environ[name] == "1" for name in verification.OFFLINE)
+    with verification._offline(Settings(["dataset.download=true"])):
+        assert not any(name in os.environ for name in verification.OFFLINE)
