@@ -170,8 +170,8 @@ def test_threads_do_not_wait_at_full_speed_unless_a_user_says_so(own: dict[str, 
     [
         ("torch", 2, {}, True),
         ("fedlab_runner", 2, {}, False),
-        ("torch", 1, {}, False),
-        ("torch", 2, {"GOMP_SPINCOUNT": "1000"}, False),
+        pytest.param("torch", 1, {}, False, marks=pytest.mark.slow),
+        pytest.param("torch", 2, {"GOMP_SPINCOUNT": "1000"}, False, marks=pytest.mark.slow),
     ],
 )
 def test_who_imports_torch_first_learns_of_it(first: str, threads: int, own: dict[str, str], said: bool) -> None:

@@ -5,8 +5,10 @@ import logging
 import re
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -312,6 +314,14 @@ def test_it_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCap
     assert "1 round is left" in caplog.text
 
 
+def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that lets seconds pass for the run's clock."""
+    passed: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed))
+    monkeypatch.setattr("fedlab_runner.experiment.loop.time", clock)
+    return passed.append
+
+
 def test_what_rounds_take_is_said_when_one_has_shown_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,10 +333,10 @@ def test_what_rounds_take_is_said_when_one_has_shown_it(
     run_in(tmp_path / "long", composed(*overrides, "rounds=5"))
     assert re.search(r"round 1 took .* s: at most .* s for the 4 that are left", caplog.text)
     assert re.search(r"round 2 took .* s: (?!at most).* s for the 3 that are left", caplog.text)
-    train = Loop.train
+    train, pass_seconds = Loop.train, passing(monkeypatch)
 
     def slow(self: Loop, work: Any) -> Any:
-        time.sleep(1.2 if work.round < 2 else 0.0)
+        pass_seconds(1.2 if work.round < 2 else 0.0)
         return train(self, work)
 
     monkeypatch.setattr(Loop, "train", slow)
@@ -340,11 +350,10 @@ def test_what_an_algorithm_does_beside_local_training_is_counted(
     """Work that no count of operations sees: the first round tells."""
     step = FedAvg.server_step
 
-    slept: list[float] = []
+    seconds, pass_seconds = iter([1.5, 0.0, 0.0]), passing(monkeypatch)
 
     def slow(self: FedAvg, *how: Any) -> Any:
-        slept.append(0.0 if slept else 1.5)
-        time.sleep(slept[-1])
+        pass_seconds(next(seconds))
         return step(self, *how)
 
     monkeypatch.setattr(FedAvg, "server_step", slow)
