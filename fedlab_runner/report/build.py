@@ -239,7 +239,10 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
 
 def _staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> Section | None:
     drawn = staleness(groups, lines)
-    note = "The rounds from the start of a client to the arrival of its update, over all recorded updates."
+    note = (
+        "The rounds from the start of a client to the arrival of its update, over all recorded updates of undamaged "
+        "runs."
+    )
     return Section("Lateness of updates", [note], charts=drawn) if drawn else None
 
 

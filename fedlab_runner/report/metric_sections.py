@@ -127,7 +127,7 @@ def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Ch
     for condition, members in by_condition(groups).items():
         shown, series, means = most_interesting(members), list[Series](), list[tuple[float, str]]()
         for i, group in enumerate(shown):
-            counts = staleness_counts([row for run in group.runs for row in run.rows])
+            counts = staleness_counts([row for run in group.runs if not run.damaged for row in run.rows])
             total = sum(counts.values())
             if not counts or set(counts) == {0}:
                 continue

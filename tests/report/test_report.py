@@ -30,6 +30,7 @@ from fedlab_runner.report import (
     figures,
     markdown,
     matrix_charts,
+    metric_sections,
     page,
     published,
     significance,
@@ -39,7 +40,6 @@ from fedlab_runner.report import (
 from fedlab_runner.report.content import Chart, Report, ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
-from fedlab_runner.report.metric_sections import partitions
 from fedlab_runner.sweep.records import run_folder
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
@@ -147,7 +147,8 @@ def test_a_target_has_the_rule_of_the_best_and_no_damaged_run(tmp_path: Path) ->
     """Each of two methods would be the first: one on a single seed, the other by a damaged run."""
     for name, seeds, rise in (("fedavg", 3, 0.1), ("fedbuff", 3, 0.2), ("fedprox", 1, 0.3)):
         for seed in range(seeds):
-            rows = curve(*(rise * round for round in range(4)), **{"cost/server_gflops": 1.0})
+            costs = {"cost/server_gflops": 1.0, "late/staleness_count/1": 1.0}
+            rows = curve(*(rise * round for round in range(4)), **costs)
             folder = write_run(tmp_path, f"algorithm={name}", f"seed={seed}", *EVERY, rows=rows)
             if (name, seed) == ("fedbuff", 2):
                 (folder / "summary.json").write_text(json.dumps({"rounds": 3, "metrics_sha256": "of other rows"}))
@@ -168,6 +169,8 @@ def test_a_target_has_the_rule_of_the_best_and_no_damaged_run(tmp_path: Path) ->
         "1 damaged",
     )
     assert math.isnan(published._metric(damaged, "cost/server_gflops"))
+    late = [metric_sections.staleness(each, curves.lines_of(each)) for each in (groups, alone)]
+    assert late[0] and not late[1]
 
 
 def test_costs_are_sums_of_what_each_round_logged(outputs: Path) -> None:
@@ -634,7 +637,7 @@ def test_the_partition_is_told_of_all_clients_and_classes_whatever_their_names(t
     split = [np.flatnonzero(labels == i) if i >= 60 else np.arange(100 * i, 100 * i + 100) for i in range(70)]
     names = ["train", "examples", *(f"class {c}" for c in range(98))]
     write_partition_table(folder, split, labels, names, uses)
-    ((drawn,), left_out) = partitions(group(find([tmp_path]).runs))
+    ((drawn,), left_out) = metric_sections.partitions(group(find([tmp_path]).runs))
     assert left_out == 0 and drawn.classes == names[:40] and drawn.counts == [[1.0] * 40] * 60
     assert "70 clients with 70 to 100 examples; on average 15 % of a client's examples" in drawn.caption
     assert drawn.caption.endswith("The picture shows the first 60 clients and the first 40 of 100 classes.")
