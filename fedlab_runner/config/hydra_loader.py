@@ -6,10 +6,10 @@ sweeper from names in the config: Hydra has no other place for a check.
 """
 
 import contextlib
-import pickle
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ _LOGGED = {  # classes that Python's logging may build
 _SCHEME = re.compile(r"[a-z]+://")
 _NO_SCHEME = re.compile(r"\$\{hydra\.runtime\.(output_dir|cwd)\}/|[a-z]*[^a-z:$]")
 _all_choices = defaults_list._create_interpolation_map
-MAX_COMPOSED = 200  # pickled configs of jobs' choices that are kept
+MAX_COMPOSED = 200  # configs of jobs' choices that are kept, 0.2 MB each
 
 
 class Loader(ConfigLoaderImpl):
@@ -90,11 +90,11 @@ class Loader(ConfigLoaderImpl):
             return None
         choices = tuple(line for line, own in zip(job, overrides, strict=True) if own not in values)
         if (composed := sweep.composed.pop(choices, None)) is None:
-            composed = pickle.dumps(super().load_sweep_config(master, list(choices)))
+            composed = super().load_sweep_config(master, list(choices))
         sweep.composed[choices] = composed
         if len(sweep.composed) > MAX_COMPOSED:
             del sweep.composed[next(iter(sweep.composed))]
-        cfg: DictConfig = pickle.loads(composed)  # a copy, in a sixth of the time of copying
+        cfg = deepcopy(composed)
         try:
             self._apply_overrides_to_config(values, cfg)
         except ConfigCompositionException:
@@ -182,7 +182,7 @@ class _Sweep:
     """What the jobs of a sweep share in a process. A launcher sends its processes a loader with each job."""
 
     repository: Any  # of Hydra: the groups
-    composed: dict[tuple[str, ...], bytes] = field(default_factory=dict)  # pickled, by choices, the last used last
+    composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by choices, the last used last
 
 
 _sweeps: dict[str, _Sweep] = {}  # by the id of the loader; the last one alone

@@ -2,12 +2,16 @@
 
 import os
 import pickle
+import sys
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -57,6 +61,24 @@ def test_jobs_with_the_same_choices_are_composed_once(composed: list[list[str]])
     assert len(composed) == 3
     loader().load_sweep_config(master, jobs[3])  # of another command, before which files may have changed
     assert len(composed) == 4 and len(hydra_loader._sweeps) == 1
+
+
+@dataclass
+class Settings:
+    """Of a launcher."""
+
+    _target_: str = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+
+
+def test_the_settings_of_a_launcher_may_have_a_class_that_was_loaded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As joblib's and submitit's, whose modules Hydra loads again when it looks for plugins."""
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", deepcopy(store.repo))
+    store.store(group="hydra/launcher", name="anew", node=Settings)
+    monkeypatch.setattr(sys.modules[__name__], "Settings", type("Settings", (), {}))
+    one = loader()
+    master = one.load_configuration("train", ["hydra/launcher=anew"], RunMode.MULTIRUN)
+    assert one.load_sweep_config(master, ["seed=1"]).hydra.launcher == master.hydra.launcher
 
 
 @pytest.mark.parametrize(

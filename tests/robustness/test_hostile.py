@@ -74,8 +74,7 @@ FORBIDDEN = {
 # Both ends of a socket pair are processes of one run, and what a worker sends back is what Ray itself unpickles. Copies
 # of configs are made of what the same process has pickled.
 WORKERS = ("executors/_messages", "_ray/session", "_gpus/team", "_gpus/worker")
-COPIES = ("config/config_files", "config/hydra_loader")
-ALLOWED = {name: {"pickle.loads"} for name in (*WORKERS, *COPIES)}
+ALLOWED = {name: {"pickle.loads"} for name in (*WORKERS, "config/config_files")}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
