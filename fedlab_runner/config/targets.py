@@ -43,6 +43,8 @@ def find_class(target: Any) -> type:
     module_name, class_name = ".".join(parts[:-1]), parts[-1] if parts else ""
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise ValueError(f"cannot be imported, got {target!r}: expected <module>.<class>")
+    if module_name == "__main__":  # no other process has it, and no run can note its code
+        raise ValueError(f"cannot be a class of a script or notebook itself, got {target!r}: import it from a module")
     if not may_be_named(module_name):
         raise ValueError(f"{_STRANGER}, got {target!r}")
     try:

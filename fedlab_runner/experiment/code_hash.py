@@ -18,7 +18,7 @@ from fedlab_runner.config.targets import config_dirs
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import user_cache, write_text_atomically
-from fedlab_runner.utils.own_modules import is_installed
+from fedlab_runner.utils.own_modules import is_installed, is_stale
 
 Code = dict[str, str]  # digests by module
 MAX_MODULES_SHOWN = 4  # that a message names
@@ -134,10 +134,16 @@ _read: dict[str, tuple[ModuleSpec, _Source]] = {}  # by module: its source when 
 
 
 def _source(name: str, path: Path) -> _Source:
-    """The source of a module. It reads an imported module once: a user may edit the file while this process uses it."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
+    """The source of a module. It reads an imported module once: a user may edit the file while this process uses it.
+
+    Raises UserError where the user has edited it since this process imported it.
+    """
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
     if name in _read and _read[name][0] is spec:
         return _read[name][1]
+    if module is not None and is_stale(module, path):
+        raise UserError(f"{path} was edited after its import: importlib.reload the module, or begin a new process")
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     source = _parsed(path.read_bytes(), package, path.suffix)
     if spec is not None:  # a module that is imported again has another spec

@@ -2,11 +2,15 @@
 
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]  # import name of this package
 _folders: set[Path] = set()  # the folders of these modules
+_BEGAN = time.time()  # before this process imported most modules, which its configs name
 
 
 def remember(module: ModuleType) -> None:
@@ -35,3 +39,43 @@ def _is_own(name: str, module: ModuleType, below: tuple[str, ...]) -> bool:
 def is_installed(path: str | Path) -> bool:
     """Whether a file is of a package that pip installed."""
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
+
+
+def is_stale(module: ModuleType, path: Path) -> bool:
+    """Whether the file of an imported module has another text of one of the module's functions by now.
+
+    A function that the file lacks does not count: `importlib.reload` leaves those of the last text in the module.
+    """
+    if path.suffix != ".py" or path.stat().st_mtime < _BEGAN:
+        return False
+    there: dict[str, list[Any]] = {}
+    for code in _codes(compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
+        there.setdefault(code.co_qualname, []).append(_content(code))
+    return any(
+        code.co_qualname in there and _content(code) not in there[code.co_qualname]
+        for code in _functions(vars(module))
+        if os.path.realpath(code.co_filename) == os.path.realpath(path)
+    )
+
+
+def _functions(names: Any) -> Iterator[CodeType]:
+    """The code of the functions and methods of a module, or of a class."""
+    for value in names.values():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            yield function.__code__
+        elif isinstance(value, type) and value.__module__ == names.get("__name__", names.get("__module__")):
+            yield from _functions(vars(value))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _content(code: CodeType) -> tuple[Any, ...]:
+    """What a function does, wherever it stands in its file."""
+    values = [_content(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, values

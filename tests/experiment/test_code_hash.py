@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -158,6 +160,28 @@ def test_a_file_that_is_edited_while_the_process_works_is_what_was_imported(user
     assert code_of(fingerprint(user.config())) == before
     user.write("mine{n}.py", ALGORITHM + "X = 1\n")  # imported again
     assert code_of(fingerprint(user.config())) != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stale"),
+    [("+ sign.SIGN", "- sign.SIGN", True), ("from .", "# more\n\nfrom .", False), ("step(x, a)", "moved(x, a)", False)],
+    ids=["function", "comment", "new name"],
+)
+def test_a_file_that_was_edited_before_the_first_run_of_the_process(
+    old: str, new: str, stale: bool, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text is not what the process computes with."""
+    cfg = user.config()
+    path = user.code / f"parts{user.n}" / "steps.py"
+    path.write_text(path.read_text().replace(old, new))
+    refused: Any = pytest.raises(UserError, match=rf"^{path} was edited after its import: importlib\.reload the module")
+    with refused if stale else nullcontext():
+        code_of(fingerprint(cfg))
+    monkeypatch.setattr(code_hash, "_read", {})
+    importlib.invalidate_caches()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.reload(sys.modules[f"parts{user.n}.steps"])
+    code_of(fingerprint(cfg))
 
 
 def test_libraries_inside_a_users_project_are_none_of_his_code(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
