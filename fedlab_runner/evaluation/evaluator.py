@@ -10,7 +10,7 @@ from fedlab_runner.core.losses import losses
 from fedlab_runner.core.metric_names import DATA, MODELS, cell_of, not_a_share
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.datasets.examples import Examples
-from fedlab_runner.evaluation.scoring import SameExamples, least_alone, scored
+from fedlab_runner.evaluation.scoring import SameExamples, correctly, least_alone, scored
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.validate import at_least, one_of
 
@@ -86,7 +86,7 @@ class Evaluation:
         with family.predicting(w) as predict:
             logits = torch.cat([predict(some) for some in torch.split(test.inputs, self.batch_size)])
         loss = losses(logits, test.targets, None).double()
-        return (logits.argmax(-1) == test.targets).double(), float(loss.mean())
+        return correctly(logits, test.targets).double(), float(loss.mean())
 
 
 def per_class(correct: Tensor, targets: Tensor, num_classes: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 Cells and metric keys are those of `core.metric_names`; docs/metrics.md explains them.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,12 +25,15 @@ from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.evaluation.scores import OnClients, at_once, of_each, of_one, on_examples
 from fedlab_runner.partitions.blocks import by_blocks
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
 
+_log = logging.getLogger(__name__)
 TUNING_STREAMS = Streams(Purpose.FINE_TUNE, Purpose.FINE_TUNE_DROPOUT)  # the random numbers of fine-tuning
 WORST = 0.1  # the share of the clients, or of the examples, over which `worst_decile` is a mean
 # What a run without test examples of each client lacks, in messages.
 OWN_TEST = "test examples of each client: set client_split.test, or choose client_split=natural or redealt"
+MAX_SHOWN = 5  # clients that a message names
 
 
 class CellScores(NamedTuple):
@@ -125,6 +129,7 @@ class Matrix:
         """The cells in which clients differ, client by client, after `round` rounds."""
         if self._last is None or self._last[0] != round:
             self._last = round, self._scores(state, round)
+            _warn(self._last[1], round)
         return self._last[1]
 
     def _scores(self, state: Any, round: int) -> dict[str, CellScores]:
@@ -209,6 +214,15 @@ class Matrix:
         if piece.is_one_model:
             return of_one(family, piece.models[0], examples, ids, size)
         return of_each(executor, family, piece.models[torch.from_numpy(rows)], examples, ids, size)
+
+
+def _warn(found: Mapping[str, CellScores], round: int) -> None:
+    """Names the clients whose loss is not finite, in a line for each cell."""
+    for cell, scores in found.items():
+        if len(ids := scores.ids[~np.isfinite(scores.loss)]):
+            named = ", ".join([*map(str, ids[:MAX_SHOWN].tolist()), *(["..."] if len(ids) > MAX_SHOWN else [])])
+            what = f"{cell}: the loss of {count_of(len(ids), 'client')} ({named}) is not finite"
+            _log.warning("round %d: %s: the model has diverged there, or the examples are too large", round, what)
 
 
 def spread(cell: str, scores: CellScores) -> dict[str, float]:

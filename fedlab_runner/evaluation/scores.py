@@ -15,7 +15,7 @@ from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.losses import losses
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.evaluation.scoring import OwnExamples, SameExamples, least_alone, scored
+from fedlab_runner.evaluation.scoring import OwnExamples, SameExamples, correctly, least_alone, scored
 
 MAX_VALUES = 2**25  # values of models in memory at once: 128 MiB in float32
 Items = TypeVar("Items", list[Any], np.ndarray)
@@ -63,7 +63,7 @@ def on_examples(
 
         (logits,) = executor.map_models(family, one, models[:, :p], models[:, p:], fill=True)  # [m, b, C]
         logits = logits[:, : len(labels)]
-        correct.append(logits.argmax(-1) == labels)
+        correct.append(correctly(logits, labels))
         total += losses(logits, labels.expand(len(models), -1), None).double().sum(-1)
     return OnExamples(torch.cat(correct, 1), total / n)
 
@@ -78,7 +78,7 @@ def of_one(family: ModelFamily, w: Tensor, client_data: ClientData, ids: np.ndar
             part = slice(begin, begin + batch_size)
             inputs, targets = client_data.examples(torch.from_numpy(members[part]).to(family.device))
             logits = predict(inputs)
-            correct[part] = (logits.argmax(-1) == targets).cpu().numpy()
+            correct[part] = correctly(logits, targets).cpu().numpy()
             loss[part] = losses(logits, targets, None).double().cpu().numpy()
     starts = np.concatenate([[0], sizes.cumsum()[:-1]])
     return OnClients(*(np.add.reduceat(each, starts) / sizes for each in (correct, loss)))
@@ -121,7 +121,7 @@ def _together(
         normal = family.normalize(inputs.flatten(0, 1), family.dtype).view(inputs.shape)
         chosen = copied_rows(len(rows), (models[row] for row in rows.tolist()))
         (logits,) = executor.map_models(family, one, chosen[:, :p], chosen[:, p:], normal)  # [c, b, C]
-        correct[rows] += ((logits.argmax(-1) == targets).cpu().numpy() & mask).sum(1)
+        correct[rows] += (correctly(logits, targets).cpu().numpy() & mask).sum(1)
         each = losses(logits, targets, None).double().cpu().numpy()
         loss[rows] += np.where(mask, each, 0.0).sum(1)
     sizes = client_data.num_examples[ids]

@@ -30,6 +30,15 @@ NETWORKS = 16  # that are ready at once
 MIN_WIDTH = 32  # examples of a minibatch, so that several threads have one each
 
 
+def correctly(logits: Tensor, targets: Tensor) -> Tensor:
+    """Which examples are classified correctly [.., b] bool, from logits [.., b, C] and their classes [b] or [.., b].
+
+    An example with a NaN among its logits is not.
+    """
+    largest, guess = logits.max(-1)  # NaN if any logit is; the first of equal logits
+    return (guess == targets) & ~largest.isnan()
+
+
 class Source(Protocol):
     """The examples of each model."""
 
@@ -150,7 +159,7 @@ class _Scoring:
             inputs, targets = self.source.examples(*task)
             with torch.no_grad():  # a thread's own
                 logits = networks[task.model](family.normalize(inputs, family.dtype))
-                return logits.argmax(-1) == targets, float(losses(logits, targets, None).double().sum())
+                return correctly(logits, targets), float(losses(logits, targets, None).double().sum())
 
         try:
             yield score

@@ -126,6 +126,23 @@ def test_without_own_models_clients_have_the_servers_which_is_scored_once(monkey
     assert len(set(found["client/global"].accuracy)) == 1
 
 
+def test_a_clients_model_that_is_not_finite_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    fed, built = toy(), algorithm("fedavg")
+    assert fed.client_tests is not None
+    fed.client_tests.targets.zero_()
+    poor = int(fed.held_out[0])
+    fed.client_data.inputs[fed.client_data.members(poor)] = float("inf")
+    state = built.init(fed)
+    judged = judge(built, fed, "tuned/unseen")
+    found = judged.by_client(state, 0)["tuned/unseen"]
+    assert found.accuracy[found.ids == poor] == 0
+    judged.by_client(state, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"round 0: tuned/unseen: the loss of 1 client ({poor}) is not finite: the model has diverged there, or the "
+        "examples are too large"
+    ]
+
+
 @pytest.mark.parametrize("name", ["fedexp", "fedwalk"])
 def test_server_cells_are_of_the_model_that_is_tested(name: str) -> None:
     """FedExP evaluates the mean of its last two models; FedWalk's clients have what its base's clients have."""

@@ -9,10 +9,12 @@ from torch import nn
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import Executor
+from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.evaluation import scoring
-from fedlab_runner.evaluation.scores import of_each, on_examples
+from fedlab_runner.evaluation.scores import of_each, of_one, on_examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
+from tests.evaluation.test_evaluator import evaluation
 from tests.helpers.toy import model_family
 
 
@@ -80,3 +82,21 @@ def test_models_that_work_alone_have_the_scores_of_those_that_do_not(
     for together, alone, shared in zip(*found, strict=True):
         torch.testing.assert_close(alone, together, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(shared, alone, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("least", [0.0, float("inf")])
+def test_an_example_with_a_nan_logit_is_not_classified_correctly(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of a row's NaNs counts as its largest value, which would be class 0."""
+    monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
+    family = model_family(layers, dtype=torch.float32)
+    inputs, w, executor = torch.randn(40, 1, 12, 12), family.init(0), Loop(compile=False)
+    targets = family.predict(w, inputs).argmax(-1)
+    inputs[3:7], targets[3:7] = float("nan"), 0
+    client_data, ids = ClientData(inputs, targets, [np.arange(40)], family.device), np.arange(1)
+    found = [
+        on_examples(executor, family, w[None], inputs, targets, 40).correct.double().mean(),
+        of_one(family, w, client_data, ids, 40).accuracy[0],
+        of_each(executor, family, w[None], client_data, ids, 40).accuracy[0],
+        evaluation().evaluate(executor, family, w, Examples(inputs, targets, targets, None))["test/accuracy"],
+    ]
+    assert found == [pytest.approx(36 / 40)] * 4
