@@ -223,7 +223,11 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("experiment/feddle=tabel7", "experiment/feddle is not a key: "),
         ("=5", "cannot read '=5': expected key=value"),
         ("seed=1 -m rounds=2", "cannot read 'rounds=2': options such as -m stand before all keys"),
-        ("dataset.root=data/Übung", "cannot read 'dataset.root=data/Übung': quote the value twice, for the shell and "),
+        ("dataset.root=data/Übung", "cannot read 'dataset.root=data/Übung': quote the text twice, for the shell and "),
+        (
+            "dataset.target=rate(%)",
+            "cannot read 'dataset.target=rate(%)': quote the text twice, for the shell and for ",
+        ),
         (f"seed={2**63}", f"seed must be less than 2^63 in size, got {2**63}"),
         (f"seed={'9' * 4000}", "seed must be less than 2^63 in size, got more"),
         (f"seed={'9' * 5000}", "a number has thousands of digits: whole numbers must be less than 2^63 in size"),

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from fedlab_runner.config import schema, secrets
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.composing import composed
 from fedlab_runner.config.listing import choices, groups, places
+from fedlab_runner.config.quoting import quoted
 from fedlab_runner.utils import exhaustion, untrusted
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
@@ -87,9 +89,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if any("integer string conversion" in str(each) for each in _causes(error)):
         return ["a number has thousands of digits: whole numbers must be less than 2^63 in size"]
     if isinstance(error, OverrideParseException):
-        key, _, value = str(error.override).partition("=")
-        if value and key.strip("+~") and (" " in value or not value.isascii()) and value[0] not in "'\"[{":
-            way = f"quote the value twice, for the shell and for Hydra: '{key}=\"{value}\"'"
+        if (found := quoted(str(error.override))) is not None:
+            way = f"quote the text twice, for the shell and for Hydra: {shlex.quote(found)}"
             return [f"cannot read {error.override!r}: {way}"]
         reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]

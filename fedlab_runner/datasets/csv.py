@@ -3,6 +3,7 @@
 Licence: that of the table.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,13 @@ from fedlab_runner.utils.validate import one_of, within
 
 TABLE = "a table in UTF-8 whose first line names the columns"  # the required file, for messages
 DELIMITERS = {"tab": "\t"}  # words for characters that are hard to type on a command line
+
+# Signs that may divide a line in the place of commas, with the override for a command line.
+OTHER_DELIMITERS = {
+    ";": "\"dataset.delimiter=';'\"",
+    "\t": "dataset.delimiter=tab",
+    "|": "\"dataset.delimiter='|'\"",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,11 @@ class CSV(Dataset):
         """The rows of a file that the field `key` names, added to those of the training file."""
         refuse = partial(_refuse, key)
         rows = _tables.rows(path, refuse, DELIMITERS.get(self.delimiter, self.delimiter))
-        header = [name.strip() for name in next(rows, (0, []))[1]]
+        try:
+            header = [name.strip() for name in next(rows, (0, []))[1]]
+        except UserError as error:
+            undivided = self.delimiter == "," and isinstance(error.__context__, csv.Error)  # as of "a";"b"
+            raise UserError(f"{error}{_other_delimiter(';') if undivided else ''}") from None
         if twice := [name for i, name in enumerate(header) if name in header[:i]]:
             raise refuse(path, f"names the column {shown(twice[0])} twice")
         known = None if table is None else {*table.classes()}
@@ -108,11 +120,18 @@ class CSV(Dataset):
             ("ignore", self.ignore),
         ):
             if absent := [name for name in names if name not in header]:
-                raise ValueError(f"{key} must name columns of {self.path} ({listed(header)}), got {listed(absent)}")
+                named, other = listed(header), _other_delimiter(header[0]) if len(header) == 1 else ""
+                raise ValueError(f"{key} must name columns of {self.path} ({named}), got {listed(absent)}{other}")
         features = [name for name in header if name not in (self.target, self.user, *self.ignore)]
         if not features:
             raise ValueError(f"ignore must leave a column of {self.path} for the features, got {listed(self.ignore)}")
         return Table(features, self.target, self.user, self.categorical, self.impute, "by dataset.ignore")
+
+
+def _other_delimiter(line: str) -> str:
+    """The end of a message on a line that is not divided: a delimiter that it has; empty without one."""
+    found = next((override for sign, override in OTHER_DELIMITERS.items() if sign in line), None)
+    return "" if found is None else f", or set dataset.delimiter, such as {found}"
 
 
 def _shortened(field: str) -> str:

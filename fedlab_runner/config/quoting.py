@@ -1,0 +1,28 @@
+"""Quotes texts that Hydra cannot read on a command line."""
+
+import re
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+
+def quoted(override: str) -> str | None:
+    """The override with its value, or the elements of its list, quoted for Hydra; None if Hydra cannot read that."""
+    key, _, value = override.partition("=")
+    if (several := re.fullmatch(r"\[([^][{}]*)\]", value)) is not None:
+        elements = several[1].split(",")
+        value = ",".join(each if re.fullmatch(r"[\w.+-]*", each, re.ASCII) else _text(each) for each in elements)
+        found = f"{key}=[{value}]"
+    elif key and value and value[0] not in "'\"[{":
+        found = f"{key}={_text(value)}"
+    else:
+        return None
+    try:
+        OverridesParser.create().parse_override(found)
+    except HydraException:
+        return None
+    return found
+
+
+def _text(value: str) -> str:
+    return value if value[0] in "'\"" else '"' + value.replace('"', '\\"') + '"'
