@@ -18,10 +18,10 @@ def quoted(override: str) -> str | None:
     else:
         return None
     try:
-        OverridesParser.create().parse_override(found)
+        read = OverridesParser.create().parse_override(found).value()
     except HydraException:
         return None
-    return found
+    return found if several or read == override.partition("=")[2] else None
 
 
 def _text(value: str) -> str:

@@ -115,6 +115,7 @@ class Matrix:
         self._cells = [tuple(cell.split("/")) for cell in evaluation.cells]
         self._tuned_on = fed.client_data.with_streams(TUNING_STREAMS)  # other minibatches than those of a round
         self._last: tuple[int, dict[str, CellScores]] | None = None
+        self._told: set[str] = set()  # the cells of which a warning was given
 
     def evaluate(self, state: Any, round: int, on_test: Mapping[str, float]) -> dict[str, float]:
         """The metrics of all cells after `round` rounds; `on_test` has those of the evaluated model on the test set."""
@@ -129,8 +130,18 @@ class Matrix:
         """The cells in which clients differ, client by client, after `round` rounds."""
         if self._last is None or self._last[0] != round:
             self._last = round, self._scores(state, round)
-            _warn(self._last[1], round)
+            self._warn(self._last[1], round)
         return self._last[1]
+
+    def _warn(self, found: Mapping[str, CellScores], round: int) -> None:
+        """Names the clients whose loss is not finite, once for each cell."""
+        for cell, scores in found.items():
+            ids = scores.ids[~np.isfinite(scores.loss)]
+            if len(ids) and cell not in self._told:
+                self._told.add(cell)
+                named = ", ".join([*map(str, ids[:MAX_SHOWN].tolist()), *(["..."] if len(ids) > MAX_SHOWN else [])])
+                what = f"{cell}: the loss of {count_of(len(ids), 'client')} ({named}) is not finite"
+                _log.warning("round %d: %s: the model has diverged there, or the examples are too large", round, what)
 
     def _scores(self, state: Any, round: int) -> dict[str, CellScores]:
         found: dict[str, CellScores] = {}
@@ -214,15 +225,6 @@ class Matrix:
         if piece.is_one_model:
             return of_one(family, piece.models[0], examples, ids, size)
         return of_each(executor, family, piece.models[torch.from_numpy(rows)], examples, ids, size)
-
-
-def _warn(found: Mapping[str, CellScores], round: int) -> None:
-    """Names the clients whose loss is not finite, in a line for each cell."""
-    for cell, scores in found.items():
-        if len(ids := scores.ids[~np.isfinite(scores.loss)]):
-            named = ", ".join([*map(str, ids[:MAX_SHOWN].tolist()), *(["..."] if len(ids) > MAX_SHOWN else [])])
-            what = f"{cell}: the loss of {count_of(len(ids), 'client')} ({named}) is not finite"
-            _log.warning("round %d: %s: the model has diverged there, or the examples are too large", round, what)
 
 
 def spread(cell: str, scores: CellScores) -> dict[str, float]:

@@ -136,7 +136,7 @@ def test_a_clients_model_that_is_not_finite_is_named(caplog: pytest.LogCaptureFi
     judged = judge(built, fed, "tuned/unseen")
     found = judged.by_client(state, 0)["tuned/unseen"]
     assert found.accuracy[found.ids == poor] == 0
-    judged.by_client(state, 0)
+    judged.by_client(state, 1)
     assert [record.getMessage() for record in caplog.records] == [
         f"round 0: tuned/unseen: the loss of 1 client ({poor}) is not finite: the model has diverged there, or the "
         "examples are too large"
