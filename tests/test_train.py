@@ -254,6 +254,20 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "experiment=fedwalk/table2 model=cnn_small",
             "model.weights is not a key: model has channels, image_size; to drop it from an experiment: ~model.weights",
         ),
+        (
+            "model=timm model.kwargs.drop_path_rate=0.1",
+            "model.kwargs takes keys that are not in the config: write +model.kwargs.drop_path_rate=0.1\n",
+        ),
+        (
+            "model=timm model.kwargs={depth:2}",
+            "model.kwargs takes keys that are not in the config: write +model.kwargs={depth:2}\n",
+        ),
+        (
+            "model=pretrained model@model.base=timm +model.base.kwargs.a=1 model.base.kwargs.b.c=1",
+            "model.base.kwargs takes keys that are not in the config: write +model.base.kwargs.b.c=1\n",
+        ),
+        ("model=timm model.name.x=1", "model.name.x is not a key: model.name has no keys; to drop it "),
+        ("model=timm ~model.kwargs.x", "model.kwargs.x is not a key: model.kwargs has no keys; to drop it "),
         ("hydra.run.dri=x", "hydra.run.dri is not a key: did you mean hydra.run.dir?"),
         ("algorithm=fedvag", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),
         ("-m algorithm=fedvag,fedbuff", "algorithm=fedvag is not a choice: did you mean fedavg? choices: "),

@@ -169,9 +169,9 @@ def traceback_of(error: BaseException) -> str:
     return "".join(shown.format())
 
 
-def known_keys(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """All keys of the config that these arguments choose, or of the default config where they do not compose; and the
-    choice of each place.
+def chosen_config(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config that these arguments choose, or the default config where they do not compose; and the choice of each
+    place.
     """
     given, _ = get_args_parser().parse_known_args(list(arguments))
     folders = [f"file://{Path(given.config_dir).absolute()}"] if given.config_dir else []
@@ -189,10 +189,10 @@ def known_keys(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         try:
             found: Any = OmegaConf.to_container(composed([searched, *overrides], with_hydra=True))
             chosen = found["hydra"]["runtime"]["choices"]
-            return [*schema.key_names(found)], {key.rpartition("@")[2]: chosen[key] for key in chosen}
+            return found, {key.rpartition("@")[2]: chosen[key] for key in chosen}
         except (HydraException, OmegaConfBaseException, ValueError):
             continue
-    return [], {}
+    return {}, {}
 
 
 def _is_group(override: str) -> bool:
@@ -258,8 +258,10 @@ def _composition(error: HydraException, arguments: Sequence[str]) -> str:
         if guess := _nested_choice(key, arguments):
             return f"{key} is not a group: did you mean {guess}?"
         absent = next((each for each in arguments if each.startswith(f"{key}=")), None)
-        others, chosen = known_keys([each for each in arguments if each != absent])
-        keys = [name for name in others if name.startswith("hydra") == key.startswith("hydra")]
+        config, chosen = chosen_config([each for each in arguments if each != absent])
+        keys = [name for name in schema.key_names(config) if name.startswith("hydra") == key.startswith("hydra")]
+        if absent and (part := schema.open_mapping(config, key)):
+            return f"{part} takes keys that are not in the config: write +{absent}"
         group, _, package = key.partition("@")
         if absent and group in groups() and package in ("", *keys):
             return f"{key} is not in the default config: add it, as +{absent}"

@@ -115,6 +115,19 @@ def key_names(value: Any, path: str = "") -> Iterator[str]:
             yield from key_names(child, name)
 
 
+def open_mapping(config: Any, key: str) -> str | None:
+    """The part of a key that is a mapping of any keys: one in a component, without a `_target_` of its own."""
+    node, path, in_component = config, "", False
+    for name in key.split("."):
+        in_component |= "_target_" in node
+        node, path = node.get(name), join(path, name)
+        if not isinstance(node, Mapping):
+            return None
+        if in_component and "_target_" not in node:
+            return path
+    return None
+
+
 def way_out(word: str, words: Collection[str], what: str) -> str:
     """The end of a line about a word that is none of these `choices`, `groups` or the like."""
     guess = nearest(word, words)
