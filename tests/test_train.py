@@ -175,11 +175,19 @@ def test_shell_completion_knows_keys_and_choices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", listing.groups())
 def test_every_choice_is_listed_with_what_it_is(group: str, capsys: pytest.CaptureFixture[str]) -> None:
-    listing.show(f"{group}s")
+    listing.show(listing.plural(group))
     lines, folder = capsys.readouterr().out.splitlines(), build.conf_dir() / group
     choices = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
     assert {line.split()[0] for line in lines} == choices
     assert all(len(line.split()) > 1 and line.count("(") == line.count(")") for line in lines), "whole sentences"
+
+
+@pytest.mark.parametrize("plural", ["delays", "losses", "analyses", "topologies", "hparams_searches", "models"])
+def test_a_group_is_listed_by_its_plural(plural: str, capsys: pytest.CaptureFixture[str]) -> None:
+    listing.show(plural)
+    shown = capsys.readouterr().out
+    listing.show(next(name for name in listing.groups() if name[:4] == plural[:4]))
+    assert shown == capsys.readouterr().out != ""
 
 
 def test_the_groups_are_listed(

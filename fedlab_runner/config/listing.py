@@ -19,6 +19,8 @@ from fedlab_runner.utils.escaping import visible
 
 LINE_CHARACTERS = 80  # of the list of groups
 NO_GROUPS = ("paper",)  # folders of conf that are not groups
+# Endings of English nouns, and of their plurals; the first that a noun has decides.
+PLURALS = {r"sis$": "ses", r"(?<=[^aeiou])y$": "ies", r"(?<=ss|ch)$": "es", r"$": "s"}
 
 
 def show(group: str | None, config_dir: Path | None = None) -> None:
@@ -30,12 +32,17 @@ def show(group: str | None, config_dir: Path | None = None) -> None:
     if group is None:
         room = LINE_CHARACTERS - max(map(len, names)) - 2
         rows = [(name, shorten(", ".join(dict(choices(name, folders))), room, placeholder=" ...")) for name in names]
-    elif found := next((name for name in names if group.rstrip("/") in (name, f"{name}s")), None):
+    elif found := next((name for name in names if group.rstrip("/") in (name, plural(name))), None):
         rows = list(choices(found, folders))
     else:
         raise UserError(f"{group} is not a group: {schema.way_out(group.removesuffix('s'), names, 'groups')}")
     width = max(len(name) for name, _ in rows)
     print("\n".join(visible(f"{name:<{width}}  {text}".rstrip()) for name, text in rows))
+
+
+def plural(noun: str) -> str:
+    """The plural of a group's name: analyses of analysis, server_datas of server_data."""
+    return next(re.sub(end, ends, noun) for end, ends in PLURALS.items() if re.search(end, noun))
 
 
 def groups() -> list[str]:
