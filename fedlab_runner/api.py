@@ -38,7 +38,7 @@ from torch import Tensor
 from fedlab_runner.config import plugins
 from fedlab_runner.config.build import register_resolvers, run_id
 from fedlab_runner.config.composing import composed
-from fedlab_runner.config.explain import explain
+from fedlab_runner.config.explain import ADD_M, explain
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.experiment.loading import Loaded
 from fedlab_runner.experiment.loading import load as load_folder
@@ -81,6 +81,7 @@ class Result:
 
 def compose(*overrides: str) -> DictConfig:
     """The config that `fedlab <overrides>` would run; you may change it. Raises UserError for a faulty override."""
+    _check_texts(overrides)
     register_resolvers()
     plugins.register()
     try:
@@ -89,17 +90,24 @@ def compose(*overrides: str) -> DictConfig:
         lines = explain(error, overrides)
         if lines is None:
             raise
-        raise UserError("\n".join(lines)) from error
+        raise UserError("\n".join(lines).replace(ADD_M, "call run once for each of them")) from error
 
 
 def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
     """Runs or continues an experiment in a folder, by default `outputs/<run id>`. A finished run is only loaded.
+
+    A larger `rounds` continues a finished run. A smaller one is refused, as the state of that round is gone; a command
+    reads its number, and `load` the folder.
 
     A run sets PyTorch's settings and the global generators of its process, and puts them back. In threads of one
     process a second `run`, `load` or `client_module` waits for the first: give runs side by side a process each.
 
     Raises UserError where config, data or folder do not allow the run, and Diverged.
     """
+    if not isinstance(cfg, DictConfig):
+        raise UserError(f"run takes a config of compose, got a {type(cfg).__name__}: write run(compose(...))")
+    if folder == "":
+        raise UserError("the second argument of run is a folder, got '': leave it out for outputs/<run id>")
     return Result(*run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))
 
 
@@ -111,6 +119,13 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     `overrides` set keys that differ on this machine, such as "dataset.root=/data" or "dataset.cache=/images". Raises
     UserError, one line, for a folder without a run or its weights, and for missing data.
     """
+    _check_texts(overrides)
     register_resolvers()
     plugins.register()
     return load_folder(folder, *overrides)
+
+
+def _check_texts(overrides: Sequence[Any]) -> None:
+    for each in overrides:
+        if not isinstance(each, str):
+            raise UserError(f'an override is a text, such as "seed=1", got {each!r}: write a list as *[...]')

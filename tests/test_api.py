@@ -59,7 +59,7 @@ def test_a_finished_run_is_loaded_with_its_state_and_a_longer_one_goes_on() -> N
     assert torch.equal(first.models, again.models) and list(first.metrics) == list(again.metrics)
     assert first.summary == again.summary == json.loads(Path("x/summary.json").read_text())
     assert run(compose(*SMALL, "algorithm=fedbuff", "rounds=4"), "x").metrics[-1]["round"] == 4
-    with pytest.raises(UserError, match=r"^rounds must be >= 4, got 2: the run in x has gone on so far"):
+    with pytest.raises(UserError, match=r"^rounds must be >= 4, got 2: .*; in Python the second argument of run\)"):
         run(compose(*SMALL, "algorithm=fedbuff", "rounds=2"), "x")
 
 
@@ -125,7 +125,16 @@ def test_faults_are_one_line() -> None:
         compose("+hydra.callbacks.x._target_=os.system")
     with pytest.raises(UserError, match=r"^local\.lr must be finite and > 0, got -1"):
         run(compose("local.lr=-1"))
-    assert not Path("outputs").exists()
+    with pytest.raises(UserError, match=r"^seed=1,2 has several values: call run once for each of them, or write a"):
+        compose("seed=1,2")
+    for called in (compose, partial(load, "x")):
+        with pytest.raises(UserError, match=r"^an override is a text, such as \"seed=1\", got \['rounds=1'\]: write "):
+            called(["rounds=1"])
+    with pytest.raises(UserError, match=r"^run takes a config of compose, got a dict: write run\(compose"):
+        run({"seed": 1})
+    with pytest.raises(UserError, match=r"^the second argument of run is a folder, got '': leave it out for outputs/"):
+        run(compose("rounds=0"), "")
+    assert not any(Path().iterdir())
 
 
 def test_logging_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,7 @@ EXTRAS = {
     "hydra/launcher/submitit_slurm": "slurm",
     "hydra/sweeper/optuna": "optuna",
 }
-
+ADD_M = "add -m to run each of them"  # what a command does about a key of several values, in a message
 
 # The errors of a file system that are no fault of the program, with the remedy.
 NO_ACCESS = f"give a place that may be written to, such as {OTHER_FOLDER}"
@@ -252,7 +252,7 @@ def _null_choice(group: str) -> str:
 def _composition(error: HydraException, arguments: Sequence[str]) -> str:
     message = str(error)
     if found := re.search(r"Ambiguous value for argument '(.*)'", message):
-        return f"{found[1]} has several values: add -m to run each of them, or write a list as key=[a,b]"
+        return f"{found[1]} has several values: {ADD_M}, or write a list as key=[a,b]"
     if found := re.search(r"Could not (?:override|delete from config\.|delete) '([^'=]+)", message):
         key = found[1]
         if guess := _nested_choice(key, arguments):

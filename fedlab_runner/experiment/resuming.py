@@ -89,9 +89,9 @@ def understood(round: int, what: str) -> Iterator[None]:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if exhaustion.explain(error) or exits.out_of_time(error):
             raise
-        log_error_in_file(f"the checkpoint after round {round} {what}", exc_info=True)
+        file = log_error_in_file(f"the checkpoint after round {round} {what}", exc_info=True)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        more = f"; {file} has more" if file else ""
         raise UserError(
-            f"the checkpoint after round {round} {what} ({reason}; train.log has more): delete it, or give "
-            f"{OTHER_FOLDER}"
+            f"the checkpoint after round {round} {what} ({reason}{more}): delete it, or give {OTHER_FOLDER}"
         ) from error

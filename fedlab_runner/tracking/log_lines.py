@@ -21,12 +21,15 @@ SHOWN = "fedlab_runner", "hydra", "hydra_plugins"  # installed packages whose li
 _log = logging.getLogger("fedlab_runner")
 
 
-def log_error_in_file(line: str, exc_info: bool = False) -> None:
-    """Logs an error, which the caller raises as well, where the log has a file. From Python without one, handlers would
-    print also what the program catches.
+def log_error_in_file(line: str, exc_info: bool = False) -> str | None:
+    """Logs an error, which the caller raises as well, where the log has a file, and returns the file's name. From
+    Python without one, handlers would print also what the program catches.
     """
-    if any(isinstance(each, logging.FileHandler) for each in logging.root.handlers):
-        _log.error("%s", line, exc_info=exc_info, extra=FILE_ONLY)
+    files = [each.baseFilename for each in logging.root.handlers if isinstance(each, logging.FileHandler)]
+    if not files:
+        return None
+    _log.error("%s", line, exc_info=exc_info, extra=FILE_ONLY)
+    return Path(files[0]).name
 
 
 class LineHandler(logging.Handler):

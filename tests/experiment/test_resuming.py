@@ -1,11 +1,13 @@
 """What a continued run must have in common with its beginning."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from fedlab_runner.experiment.loading import load
 from fedlab_runner.experiment.loop import Simulation
+from fedlab_runner.experiment.resuming import STRANGE, understood
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
@@ -60,3 +62,15 @@ def test_an_attempt_without_a_checkpoint_binds_no_policy(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match=r"round_000003\.pt is of another config: nonfinite \(drop there, stop here\)"):
         run_in(folder, composed(*command, "rounds=4"))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("more", ["", "; train.log has more"], ids=["python", "command"])
+def test_a_strange_checkpoint_names_a_log_only_where_there_is_one(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = [logging.FileHandler(tmp_path / "train.log")] if more else []
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    with pytest.raises(UserError, match=rf"\(KeyError: 'w'{more}\): delete it, or give "), understood(3, STRANGE):
+        raise KeyError("w")
+    for each in handlers:
+        each.close()
