@@ -11,6 +11,7 @@ from fedlab_runner.methods.registry import Line
 from fedlab_runner.report import beside, grouping, metric_sections, published, significance, summaries, tables
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
+from fedlab_runner.report.folders import NoRun
 from fedlab_runner.report.formatting import judged, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.headline import block_title, failures, headline
@@ -29,7 +30,13 @@ SHARED_KEYS = (
     *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
-MAX_JOBS_NAMED = 12  # jobs to come that the overview names
+MAX_JOBS_NAMED = 12  # jobs in one state without a run, in the overview
+# What the overview says of the jobs without a run, by their state.
+NO_RUN = {
+    states.FAILED: "that failed without a run's folder",
+    states.MISSING: "of which the run's folder is gone",
+    states.NOT_BEGUN: "not begun",
+}
 MAX_TIME = 2**35  # in seconds since 1970, after which a file's date does not count
 
 
@@ -64,20 +71,20 @@ def report(
     groups: Sequence[SeedGroup],
     experiment: str | None,
     wanted: Sequence[float],
-    to_come: Sequence[str] = (),
+    others: Sequence[NoRun] = (),
     unreadable: Mapping[str, str] = MappingProxyType({}),
     name: str = "",
 ) -> Report:
     """The whole report.
 
-    `wanted`: target values of the metric (empty: each condition has its own). `to_come`: jobs of sweeps that have not
-    begun. `unreadable`: the faults of folders that cannot be read. `name`: the title of a report on no experiment.
+    `wanted`: target values of the metric (empty: each condition has its own). `others`: jobs of sweeps that have no
+    run. `unreadable`: the faults of folders that cannot be read. `name`: the title of a report on no experiment.
     """
     runs = [run for each in groups for run in each.runs]
     known = papers_of(runs, experiment)
     blocks = grouping.blocks(groups)
     level = 2 if len(blocks) == 1 else 3
-    sections: list[Section | None] = [_overview(groups, runs, to_come), *(_published(paper, groups) for paper in known)]
+    sections: list[Section | None] = [_overview(groups, runs, others), *(_published(paper, groups) for paper in known)]
     most = per_line(groups)
     for title, members in blocks:
         found = _block(members, known, wanted, most, level)
@@ -88,15 +95,15 @@ def report(
             sections.append(Section(heading, [f"{count_of(_count(members), 'run')}: {names}.", more]))
             found = [_named(section, [f"{heading} {chart.name}" for chart in section.charts]) for section in found]
         sections += found
-    sections += [failures(groups), _runs(groups), _unreadable(unreadable)]
+    sections += [failures(groups, others), _runs(groups), _unreadable(unreadable)]
     done = sum(run.finished for run in runs)
-    missing = ", ".join(states.counted([*(run.state for run in runs), *(states.NOT_BEGUN for _ in to_come)]))
+    missing = ", ".join(states.counted([*(run.state for run in runs), *(job.state for job in others)]))
     return Report(
         experiment or name or "Report",
-        f"{count_of(len(runs) + len(to_come), 'run')}: {done} finished"
+        f"{count_of(len(runs) + len(others), 'run')}: {done} finished"
         + (f", {missing}" if missing else "")
         + (f"; {count_of(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
-        [*_date(runs), *headline(blocks, runs, len(to_come))],
+        [*_date(runs), *headline(blocks, runs, others)],
         _with_file_names([section for section in sections if section is not None]),
     )
 
@@ -144,7 +151,7 @@ def _date(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequence[str]) -> Section:
+def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], others: Sequence[NoRun]) -> Section:
     settings = [each.setting for each in groups]
     first = settings[0]
     shared = [key for key in SHARED_KEYS if key in first and all(each.get(key) == first[key] for each in settings)]
@@ -154,10 +161,11 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], to_come: Sequenc
         notes.append(f"Algorithms differ in {key}: {told}.")
     rules = dict.fromkeys(judged(run) for run in runs)
     notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
-    if to_come:
-        more = f"; and {len(to_come) - MAX_JOBS_NAMED} more" if len(to_come) > MAX_JOBS_NAMED else ""
-        named = "; ".join(to_come[:MAX_JOBS_NAMED]) + more
-        notes.append(f"The sweep has {count_of(len(to_come), 'job')} not begun: {named}.")
+    for state, why in NO_RUN.items():
+        if jobs := [job.words for job in others if job.state == state]:
+            more = f"; and {len(jobs) - MAX_JOBS_NAMED} more" if len(jobs) > MAX_JOBS_NAMED else ""
+            named = "; ".join(jobs[:MAX_JOBS_NAMED]) + more
+            notes.append(f"The sweep has {count_of(len(jobs), 'job')} {why}: {named}.")
     return Section("Overview", notes)
 
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from fedlab_runner.core.metric_names import not_a_share
 from fedlab_runner.report import build, bundle, csv_files, figures, latex, markdown, page, svg
-from fedlab_runner.report.folders import find, to_come
+from fedlab_runner.report.folders import find, without_run
 from fedlab_runner.report.formatting import MAX_DECIMALS
 from fedlab_runner.utils import streams, version
 from fedlab_runner.utils.errors import UserError
@@ -91,13 +91,14 @@ def write(
 
     Raises UserError if there are no runs or if `out` cannot be written.
     """
-    runs, unreadable = find(folders)
+    found = find(folders)
+    runs = found.runs
     groups = build.select([replace(run, digits=digits) for run in runs], experiment)
     if wrong := [each for each in targets if all(not_a_share(run.metric, each) for run in runs)]:
         raise UserError(f"--target must be <= 1 for {runs[0].metric}, a share, got {wrong[0]:g}: 0.8 is 80 %")
     swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]
     name = folders[0].resolve().name if len(folders) == 1 and (folders[0] / "jobs").is_dir() else ""
-    report = build.report(groups, experiment, targets, to_come(swept), unreadable, name)
+    report = build.report(groups, experiment, targets, without_run(swept, found), found.unreadable, name)
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
     if os.path.exists(out) and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")

@@ -12,7 +12,7 @@ from fedlab_runner.report.reading import read_run
 from fedlab_runner.report.runs import Run, told_apart
 from fedlab_runner.sweep import records, states
 from fedlab_runner.tracking.recorder import METRICS
-from fedlab_runner.utils import checksummed_json, untrusted
+from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.untrusted import Unreadable
@@ -25,6 +25,16 @@ class FoundRuns(NamedTuple):
 
     runs: list[Run]
     unreadable: dict[str, str]
+
+
+class NoRun(NamedTuple):
+    """A job of a sweep that has no run: it has not begun, it failed without a folder of its own, or the folder of its
+    run is gone.
+    """
+
+    state: str  # one of `states.NOT_BEGUN`, `FAILED` and `MISSING`
+    words: str  # its overrides without those that all jobs of the sweep share
+    error: str
 
 
 def find(paths: Iterable[Path]) -> FoundRuns:
@@ -60,15 +70,22 @@ def find(paths: Iterable[Path]) -> FoundRuns:
     return FoundRuns(told_apart(list(found.values())), unreadable)
 
 
-def to_come(paths: Iterable[Path]) -> list[str]:
-    """The overrides of the sweeps' jobs that have not begun, without those that all jobs of a sweep share."""
-    found = []
-    for sweep in (each for path in paths for each in _sweeps(path.resolve())):
-        if jobs := records.to_come(sweep):
-            everyone = [*jobs, *(job["overrides"] for job in _jobs(sweep) if untrusted.are_texts(job.get("overrides")))]
-            shared = set.intersection(*map(set, everyone)) if len(everyone) > 1 else set()
-            found += [" ".join(each for each in job if each not in shared) or "(defaults)" for job in jobs]
-    return found
+def without_run(paths: Iterable[Path], found: FoundRuns) -> list[NoRun]:
+    """The sweeps' jobs that have neither a run among those found nor a folder that cannot be read."""
+    names = {run.folder.name for run in found.runs} | {Path(folder).name for folder in found.unreadable}
+    jobs = list[NoRun]()
+    for sweep in dict.fromkeys(sweep for path in paths for sweep in _sweeps(path.resolve())):
+        noted = [job for row in records.read(sweep) for job in row.jobs]
+        shared = set.intersection(*(set(job.overrides) for job in noted)) if len(noted) > 1 else set()
+        for job in noted:
+            if (folder := _run_folder(sweep, vars(job))) is not None:
+                if folder.name in names or _holds_run(folder):  # the latter if it has begun since
+                    continue
+                names.add(folder.name)
+            state = job.status if job.status in (states.FAILED, states.NOT_BEGUN) else states.MISSING
+            words = " ".join(each for each in job.overrides if each not in shared) or "(defaults)"
+            jobs.append(NoRun(state, words, str(job.error)))
+    return jobs
 
 
 def records_of(paths: Iterable[Path], folders: Container[Path]) -> list[tuple[str, Path]]:
@@ -103,13 +120,17 @@ def _folders(path: Path, notes: Mapping[Path, _Note]) -> list[Path]:
     """The run folders of a path, which is a sweep, a run, or a folder above runs."""
     if (path / "jobs").is_dir():  # a sweep
         return sorted(notes)
-    if _is_run(*next(_walk(path), (path, set[str]()))):
+    if _holds_run(path):
         return [path]
     return sorted(
         folder
         for folder, names in _walk(path)
         if folder.name != ".hydra" and ("config.yaml" in names or folder in notes) and _is_run(folder, names)
     )
+
+
+def _holds_run(folder: Path) -> bool:
+    return _is_run(*next(_walk(folder), (folder, set[str]())))
 
 
 def _is_run(folder: Path, names: set[str]) -> bool:

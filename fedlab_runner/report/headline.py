@@ -7,6 +7,7 @@ from textwrap import shorten
 
 from fedlab_runner.report import summaries
 from fedlab_runner.report.content import ReportTable, Section, cell
+from fedlab_runner.report.folders import NoRun
 from fedlab_runner.report.formatting import MAX_TIED, not_finite, together, value, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
@@ -117,7 +118,9 @@ def block_title(title: str, groups: Sequence[SeedGroup]) -> str:
     return short_title(title) or shorten(names, MAX_TITLE_CHARACTERS, placeholder=" …")
 
 
-def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[Run], unbegun: int) -> list[str]:
+def headline(
+    blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[Run], others: Sequence[NoRun]
+) -> list[str]:
     """The sentences under the title."""
     shown = [(block_title(title, groups) if len(blocks) > 1 else "", groups) for title, groups in blocks[:MAX_BLOCKS]]
     said = [best_of(title, groups) for title, groups in shown]
@@ -125,7 +128,7 @@ def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[R
         said = [each[0].upper() + each[1:] for each in said]
     if len(blocks) > MAX_BLOCKS:
         said.append(f"{len(blocks) - MAX_BLOCKS} more blocks of conditions are below.")
-    known = [run.state for run in runs] + [states.NOT_BEGUN] * unbegun
+    known = [*(run.state for run in runs), *(job.state for job in others)]
     missing = states.counted(known, not_finite(group for _, groups in blocks for group in groups))
     if missing:
         said.append(f"Without a result: {', '.join(missing)}.")
@@ -134,18 +137,23 @@ def headline(blocks: Sequence[tuple[str, Sequence[SeedGroup]]], runs: Sequence[R
     return said
 
 
-def failures(groups: Sequence[SeedGroup]) -> Section | None:
-    """Why runs failed: each error once for each method; None if no run failed."""
-    found: dict[tuple[str, str], list[tuple[str, Run]]] = {}
-    for each in groups:
-        for run in each.runs:
-            if run.state == states.FAILED:
-                found.setdefault((each.name, str(run.error)), []).append((each.condition, run))
-    if not found:
+def failures(groups: Sequence[SeedGroup], others: Sequence[NoRun]) -> Section | None:
+    """Why runs failed, and jobs without a run: each error once for each method; None if nothing failed."""
+    failed = [
+        (each.name, str(run.error), each.condition or "all")
+        for each in groups
+        for run in each.runs
+        if run.state == states.FAILED
+    ]
+    failed += [("\N{EN DASH}", job.error, job.words) for job in others if job.state == states.FAILED]
+    if not failed:
         return None
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, error, condition in failed:
+        found.setdefault((name, error), []).append(condition)
     rows = []
     for (name, error), those in found.items():
-        conditions = list(dict.fromkeys(condition or "all" for condition, _ in those))
+        conditions = list(dict.fromkeys(those))
         where = "; ".join(conditions[:4]) + (f"; and {len(conditions) - 4} more" if len(conditions) > 4 else "")
         words = shorten(error, MAX_ERROR_CHARACTERS, placeholder=" …")
         rows.append([cell(name), cell(words), cell(where), cell(str(len(those)), sort=len(those))])

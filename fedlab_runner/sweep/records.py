@@ -191,12 +191,6 @@ def _not_begun(overrides: list[str]) -> Job:
     return Job(overrides, int(seed) if re.fullmatch("[0-9]{1,18}", seed) else None, states.NOT_BEGUN, None, "")
 
 
-def to_come(folder: Path) -> list[list[str]]:
-    """The overrides of a grid's jobs that have not begun, in the order of the grid."""
-    waiting = {tuple(job.overrides) for row in read(folder) for job in row.of(states.NOT_BEGUN)}
-    return [each for each in _grid(folder) if tuple(each) in waiting]
-
-
 def finished(folder: Path) -> list[Path]:
     """The run folders of a sweep's finished jobs that are below the folder with `sweeps`."""
     found = (run_folder(folder, job.folder) for row in read(folder) for job in row.finished)

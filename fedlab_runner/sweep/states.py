@@ -9,8 +9,9 @@ PRUNED = "pruned"  # the rule `pruning` of its sweep ended the run
 STOPPED = "stopped"  # a signal ended the run
 DAMAGED = "damaged"  # the rows are not as the run left them
 UNFINISHED = "unfinished"  # begun, and running or ended without a message
+MISSING = "missing"  # the sweep's record names a run whose folder is gone; of reports alone
 NOT_BEGUN = "not begun"  # the sweep has not reached the job yet, or the files have no round
-ALL = (FINISHED, FAILED, PRUNED, STOPPED, DAMAGED, UNFINISHED, NOT_BEGUN)  # in the order of tables and reports
+ALL = (FINISHED, FAILED, PRUNED, STOPPED, DAMAGED, UNFINISHED, MISSING, NOT_BEGUN)  # in the order of tables and reports
 NOT_FINITE = "not finite"  # a finished run whose objective is no finite number
 NEVER_REACHED = "never reached"  # a finished run has not reached a target; a run in another state may still do so
 

@@ -159,7 +159,7 @@ def test_the_headline_compares_nothing_with_itself_and_names_what_has_no_result(
     assert headline.best_of("", grouping.group(two[:1])) == "FedAvg has 60.0\xa0% (1 seed)."
     cut = run("dfml", "none", 0, 0.5, num_clients=50)
     blocks = grouping.blocks(grouping.group([*two, replace(cut, rows=cut.rows[:3])]))
-    said = headline.headline(blocks, [*two], 0)
+    said = headline.headline(blocks, [*two], [])
     assert any(each.endswith(": no run is finished.") for each in said) and "No run is finished." not in said
 
 

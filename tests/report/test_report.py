@@ -10,6 +10,7 @@ import re
 import shutil
 import statistics
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +41,7 @@ from fedlab_runner.report import (
 from fedlab_runner.report.content import Chart, Report, ReportTable, Section, cell
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
-from fedlab_runner.sweep.records import run_folder
+from fedlab_runner.sweep.records import Job, run_folder
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
@@ -711,27 +712,32 @@ def test_a_logarithmic_axis_has_no_zero() -> None:
         assert [each.x[0] for each in panel.series] == ([0.0, 0.0] if first == 0 else [0.5, dear / 2])
 
 
-def test_jobs_that_have_not_ended_are_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+def test_jobs_without_a_run_are_counted_and_named(tmp_path: Path) -> None:
+    """Some have not begun, the folders of two runs were deleted, a folder has another config, and one was moved."""
     sweep = tmp_path / "sweeps" / "a-sweep"
     (sweep / "jobs").mkdir(parents=True)
-    job = {
-        "overrides": ["rounds=3", "seed=0"],
-        "seed": 0,
-        "status": "finished",
-        "objective": 0.4,
-        "folder": str(folder),
-        "summary": {},
-        "error": None,
-        "seconds": 1.0,
-    }
-    (sweep / "jobs" / "0.json").write_text(checksummed_json.text(job))
-    (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(15)]))
-    for path in (sweep, tmp_path):
-        text = written(path)["report.md"]
-        assert "15 runs: 1 finished, 14 not begun\n" in text
-        assert "14 jobs not begun: seed=1; seed=2; " in text
-        assert "seed=12; and 2 more." in text
+    for seed in range(6):
+        folder = write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+        status, error = ("failed", "it is of another config") if seed in (3, 4) else ("finished", None)
+        job = Job(
+            ["rounds=3", f"seed={seed}"], seed, status, 0.4, "" if seed == 3 else f"outputs/{folder.name}", error=error
+        )
+        (sweep / "jobs" / f"{seed}.json").write_text(checksummed_json.text(asdict(job)))
+        if seed in (1, 2, 3, 4):
+            shutil.rmtree(folder)
+        if seed == 5:
+            (tmp_path / "moved").mkdir()
+            folder.rename(tmp_path / "moved" / folder.name)
+    (sweep / "grid.json").write_text(json.dumps([["rounds=3", f"seed={seed}"] for seed in range(20)]))
+    for paths in ([sweep, tmp_path / "moved"], [tmp_path]):
+        page, subtitle = cli.write(paths, tmp_path / "report")
+        text = (page.parent / "report.md").read_text()
+        assert subtitle == "20 runs: 2 finished, 2 failed, 2 missing, 14 not begun"
+        assert "Without a result: 2 failed, 2 missing, 14 not begun." in text
+        assert "2 jobs of which the run's folder is gone: seed=1; seed=2." in text
+        assert "2 jobs that failed without a run's folder: seed=3; seed=4." in text
+        assert "| \N{EN DASH} | it is of another config | seed=3; seed=4 | 2 |" in text
+        assert "14 jobs not begun: seed=6; seed=7; " in text and "seed=17; and 2 more." in text
 
 
 def test_a_failure_is_that_of_the_run_beside_its_sweep(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from fedlab_runner.executors._run_notes import note
 from fedlab_runner.experiment import run
 from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
-from fedlab_runner.sweep import ahead, callback, plots, ranking, records
+from fedlab_runner.sweep import ahead, callback, plots, ranking, records, states
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, csv_text, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
@@ -243,10 +243,13 @@ def test_a_sweep_whose_folder_is_lost_at_its_end_says_so(launch: Sweep) -> None:
 
 
 def test_a_grid_knows_its_jobs_before_they_run(launch: Sweep) -> None:
+    def to_come() -> list[list[str]]:
+        return [job.overrides for row in records.read(only_folder()) for job in row.of(states.NOT_BEGUN)]
+
     seen = []
-    launch(lambda cfg: seen.append(records.to_come(only_folder())) or 0.0, *GRID[1:], "rounds=3")
+    launch(lambda cfg: seen.append(to_come()) or 0.0, *GRID[1:], "rounds=3")
     jobs = [[f"delay.std={std}", f"seed={seed}", "rounds=3"] for std in (5, 20) for seed in (0, 1)]
-    assert seen == [jobs[i + 1 :] for i in range(4)] and records.to_come(only_folder()) == []
+    assert seen == [jobs[i + 1 :] for i in range(4)] and to_come() == []
 
 
 @pytest.mark.filterwarnings("ignore")  # of Hydra's plugin, which is old
