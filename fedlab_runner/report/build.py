@@ -37,7 +37,8 @@ NO_RUN = {
     states.MISSING: "of which the run's folder is gone",
     states.NOT_BEGUN: "not begun",
 }
-MAX_TIME = 2**35  # in seconds since 1970, after which a file's date does not count
+MIN_TIME = 315_705_600  # in seconds since 1970: 3 January 1980. An unpacked bundle's files have the date of 1 January.
+MAX_TIME = 2**35  # in seconds since 1970; a file's date counts between the two
 
 
 def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
@@ -146,9 +147,9 @@ def _count(groups: Sequence[SeedGroup]) -> int:
 def _date(runs: Sequence[Run]) -> list[str]:
     """The time of the newest round, instead of the present time, so that equal runs make equal pages."""
     newest = max((run.changed for run in runs), default=0.0)
-    return (
-        [f"Newest round: {datetime.fromtimestamp(newest, UTC):%d %B %Y, %H:%M} UTC."] if 0 < newest < MAX_TIME else []
-    )
+    if not MIN_TIME < newest < MAX_TIME:
+        return []
+    return [f"Newest round: {datetime.fromtimestamp(newest, UTC):%d %B %Y, %H:%M} UTC."]
 
 
 def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], others: Sequence[NoRun]) -> Section:

@@ -1,6 +1,7 @@
 """The command `fedlab-report`. Exit codes: 0 done, 2 the command or its folders are wrong."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         check_working_folder()
+        if given.interval and not given.latex:
+            raise UserError("--interval needs --latex: it is of tables.tex alone")
         index, subtitle = write(
             given.folders,
             given.out,
@@ -89,11 +92,13 @@ def write(
     `for_latex`: also tables.tex (with 95 % intervals if `interval`) and references.bib. `kind`: also figures/ of this
     kind. `digits`: the decimals of results; None: by their deviation over seeds.
 
-    Raises UserError if there are no runs or if `out` cannot be written.
+    Raises UserError if there are no runs, if a target is wrong, or if `out` cannot be written.
     """
     found = find(folders)
     runs = found.runs
     groups = build.select([replace(run, digits=digits) for run in runs], experiment)
+    if strange := [each for each in targets if not math.isfinite(each)]:
+        raise UserError(f"--target must be a finite number, got {strange[0]:g}")
     if wrong := [each for each in targets if all(not_a_share(run.metric, each) for run in runs)]:
         raise UserError(f"--target must be <= 1 for {runs[0].metric}, a share, got {wrong[0]:g}: 0.8 is 80 %")
     swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]

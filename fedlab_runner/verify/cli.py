@@ -19,6 +19,8 @@ from fedlab_runner.utils.files import check_working_folder
 
 TOLERANCE = 0.01  # one percentage point of an accuracy, one percent of another value
 
+_OF_CELLS = ("rounds", "draw", "tolerance", "out")  # options of runs that are computed again
+
 
 @streams.protected()
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,11 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="compute N runs of different settings again, or the runs of these names",
     )
     add("--rounds", type=int, metavar="N", help="compute only N rounds of each run (default: all)")
-    add("--draw", type=int, default=0, metavar="N", help="another number draws other runs")
+    add("--draw", type=int, metavar="N", help="another number draws other runs")
     add(
         "--tolerance",
         type=float,
-        default=TOLERANCE,
         metavar="X",
         help=f"default {TOLERANCE}: of an accuracy, or relative",
     )
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_working_folder()
         _check(given)
+        given.draw = given.draw or 0
+        given.tolerance = TOLERANCE if given.tolerance is None else given.tolerance
         with signals.raised(), tempfile.TemporaryDirectory(prefix="fedlab-verify-") as place:
             from fedlab_runner.verify.unpack import unpack  # with libraries that take seconds to import
             from fedlab_runner.verify.verification import verify
@@ -84,8 +87,11 @@ def _check(given: argparse.Namespace) -> None:
     """Raises UserError for a wrong argument."""
     if given.rounds is not None and given.rounds < 0:
         raise UserError(f"--rounds must be >= 0, got {given.rounds}")
-    if not 0 <= given.tolerance < 1:
+    if given.tolerance is not None and not 0 <= given.tolerance < 1:
         raise UserError(f"--tolerance must be in [0, 1), got {given.tolerance:g}")
+    ignored = [name for name in _OF_CELLS if getattr(given, name) is not None]
+    if ignored and not given.cells.strip("0"):
+        raise UserError(f"--{ignored[0]} needs --cells: without it no run is computed again")
     if strange := next((each for each in given.overrides if not re.match(r"[\w.@+]+=", each)), None):
         raise UserError(f"cannot read {strange!r}: expected key=value")
 

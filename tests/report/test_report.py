@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
 import shutil
 import statistics
@@ -830,6 +831,16 @@ def test_equal_runs_make_equal_pages(outputs: Path, tmp_path: Path) -> None:
     assert first.read_bytes() == again.read_bytes()
 
 
+def test_only_a_date_that_a_clock_gave_is_told(tmp_path: Path) -> None:
+    """The files of an unpacked bundle have the local 1 January 1980."""
+    folder = write_run(tmp_path, "algorithm=fedavg", *EVERY, rows=curve(0.1))
+    new_year = 315_532_800.0  # in UTC
+    for time, told in ((new_year - 50_000, False), (new_year + 50_000, False), (2e9, True)):
+        os.utime(folder / "metrics.jsonl", (time, time))
+        text = written(tmp_path)["report.md"]
+        assert re.findall("Newest round: (.*)", text) == ["18 May 2033, 03:33 UTC."] * told
+
+
 def test_pictures_of_the_markdown_are_there(outputs: Path) -> None:
     text = written(outputs)["report.md"]
     links = re.findall(r"!\[.*\]\((.*)\)", text)
@@ -917,4 +928,7 @@ def test_what_cannot_be_reported_on_is_one_line(
     assert refused(tmp_path).startswith(f"error: no runs in {tmp_path}: a run's folder has a config.yaml")
     (tmp_path / "file").write_text("")
     assert "--out must be a folder" in refused(outputs, "--out", tmp_path / "file")
+    assert "--interval needs --latex" in refused(outputs, "--interval")
+    for number in ("nan", "inf"):
+        assert f"--target must be a finite number, got {number}" in refused(outputs, "--target", number)
     assert "no run belongs to experiment=feddle/table7" in refused(outputs, "--experiment", "feddle/table7")
