@@ -1,6 +1,7 @@
 """The headline of a report: the best methods, and missing results."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -21,6 +22,9 @@ MAX_BLOCKS = 6  # blocks of conditions that the headline names
 TITLE_KEYS = 3  # of a block's title
 MAX_TITLE_CHARACTERS = 60  # of a block's names
 MAX_ERROR_CHARACTERS = 300  # of a shown error
+_NUMBER = r"(?<![\w./])(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)(?!\w)"  # in a text
+# In the error of a run, what another run with this error has otherwise: a number, or a parenthesis with one.
+_OF_ONE_RUN = re.compile(rf"\([^()]*{_NUMBER}[^()]*\)|{_NUMBER}")
 
 
 def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
@@ -138,23 +142,33 @@ def headline(
 
 
 def failures(groups: Sequence[SeedGroup], others: Sequence[NoRun]) -> Section | None:
-    """Why runs failed, and jobs without a run: each error once for each method; None if nothing failed."""
+    """Why runs failed, and jobs without a run: each error once for each method; None if nothing failed.
+
+    Errors of two runs that differ only in numbers and in the run's folder are one, and the first is shown.
+    """
     failed = [
-        (each.name, str(run.error), each.condition or "all")
+        (each.name, _kind(run), str(run.error), each.condition or "all")
         for each in groups
         for run in each.runs
         if run.state == states.FAILED
     ]
-    failed += [("\N{EN DASH}", job.error, job.words) for job in others if job.state == states.FAILED]
+    failed += [("\N{EN DASH}", job.error, job.error, job.words) for job in others if job.state == states.FAILED]
     if not failed:
         return None
-    found: dict[tuple[str, str], list[str]] = {}
-    for name, error, condition in failed:
-        found.setdefault((name, error), []).append(condition)
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, kind, error, condition in failed:
+        found.setdefault((name, kind), []).append((error, condition))
     rows = []
-    for (name, error), those in found.items():
-        conditions = list(dict.fromkeys(those))
+    for (name, _), those in found.items():
+        error, conditions = those[0][0], list(dict.fromkeys(condition for _, condition in those))
         where = "; ".join(conditions[:4]) + (f"; and {len(conditions) - 4} more" if len(conditions) > 4 else "")
         words = shorten(error, MAX_ERROR_CHARACTERS, placeholder=" …")
         rows.append([cell(name), cell(words), cell(where), cell(str(len(those)), sort=len(those))])
-    return Section("What failed", tables=[ReportTable(["method", "error", "condition", "runs"], rows, names=3)])
+    note = "Of errors that differ only in numbers or in the run's folder, the table has the first."
+    table = ReportTable(["method", "error", "condition", "runs"], rows, names=3)
+    return Section("What failed", [note] if len({each[:3] for each in failed}) > len(found) else [], [table])
+
+
+def _kind(run: Run) -> str:
+    """The error of a run without the words that hold the name of the run's folder, and without numbers."""
+    return _OF_ONE_RUN.sub("", re.sub(rf"\S*{re.escape(run.folder.name)}\S*", "", str(run.error)))

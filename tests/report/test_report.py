@@ -762,6 +762,25 @@ def test_a_failure_in_a_sweep_ends_when_the_run_goes_on(tmp_path: Path) -> None:
     assert [run.status for run in find([tmp_path]).runs] == ["failed: again (round 1 of 3)"]
 
 
+def test_errors_that_differ_in_what_is_of_one_run_are_one(tmp_path: Path) -> None:
+    """Clients, losses, rounds and folders are of one run; a reason in a parenthesis is not."""
+    errors = [
+        "the run diverged in round 3 (updates of clients 3, 2 not finite, training loss nan): go on with {}",
+        "the run diverged in round 12 (update of client 1 not finite, training loss 3.4e+38): go on with {}",
+        "{}/metrics.jsonl cannot be written (No space left on device)",
+        "{}/metrics.jsonl cannot be written (Permission denied)",
+    ]
+    for seed, error in enumerate(errors):
+        folder = write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=curve(0.1))
+        folder = folder.rename(folder.with_name(f"run of seed {seed}"))
+        write_note(folder, error.format(f"hydra.run.dir='outputs/{folder.name}' and without -m"))
+    section = written(tmp_path)["report.md"].split("## What failed")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| FedAvg |")]
+    assert sorted(row[-1] for row in rows) == ["1", "1", "2"]
+    assert next(row[1] for row in rows if row[-1] == "2").startswith("the run diverged in round ")
+    assert "Of errors that differ only in numbers" in section
+
+
 def test_a_run_of_no_rounds_is_finished_and_has_no_result(tmp_path: Path) -> None:
     write_run(tmp_path, "algorithm=fedavg", "rounds=0", rows=curve(0.1))
     files = written(tmp_path, for_latex=True)
