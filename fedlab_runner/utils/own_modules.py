@@ -48,24 +48,31 @@ def is_stale(module: ModuleType, path: Path) -> bool:
     """
     if path.suffix != ".py" or path.stat().st_mtime < _BEGAN:
         return False
+    try:
+        now = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):  # in the middle of an edit
+        return True
     there: dict[str, list[Any]] = {}
-    for code in _codes(compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
+    for code in _codes(now):
         there.setdefault(code.co_qualname, []).append(_content(code))
     return any(
         code.co_qualname in there and _content(code) not in there[code.co_qualname]
-        for code in _functions(vars(module))
+        for code in _functions(module, module.__name__, "")
         if os.path.realpath(code.co_filename) == os.path.realpath(path)
     )
 
 
-def _functions(names: Any) -> Iterator[CodeType]:
-    """The code of the functions and methods of a module, or of a class."""
-    for value in names.values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        if isinstance(function, FunctionType):
-            yield function.__code__
-        elif isinstance(value, type) and value.__module__ == names.get("__name__", names.get("__module__")):
-            yield from _functions(vars(value))
+def _functions(holder: ModuleType | type, module: str, prefix: str) -> Iterator[CodeType]:
+    """The code of the functions and methods of a module, or of a class whose names begin with the prefix there."""
+    for value in vars(holder).values():
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, FunctionType):
+            yield value.__code__
+        elif isinstance(value, type) and value.__module__ == module and value.__qualname__ == prefix + value.__name__:
+            yield from _functions(value, module, f"{value.__qualname__}.")
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -77,5 +84,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _content(code: CodeType) -> tuple[Any, ...]:
     """What a function does, wherever it stands in its file."""
-    values = [_content(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, values
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, [_constant(each) for each in code.co_consts]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, frozenset):  # in no order of its own
+        return sorted(map(repr, value))
+    return _content(value) if isinstance(value, CodeType) else repr(value)
