@@ -229,7 +229,7 @@ def test_a_sweep_whose_folder_cannot_be_made_ends_before_its_first_job(launch: S
     began = []
     code, out, err = launch(lambda cfg: began.append(cfg) or 0.0, "seed=0,1")
     assert (code, out, began) == (1, "", [])
-    assert re.fullmatch(r"error: .*/outputs/sweeps/\S+: Not a directory: .*hydra\.sweep\.dir\)\n", err)
+    assert re.fullmatch(r"error: .*/outputs/sweeps/\S+: Not a directory: .*in a sweep hydra\.sweep\.dir; .*\)\n", err)
 
 
 def test_a_sweep_whose_folder_is_lost_at_its_end_says_so(launch: Sweep) -> None:
