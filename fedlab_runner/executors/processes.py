@@ -23,11 +23,11 @@ from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecut
 from fedlab_runner.executors._fork.buffers import SHARED, Arena, ArenaFull, shared_zeros
 from fedlab_runner.executors._fork.orders import Acquaintances, Known, Unsendable, packed, unpacked
 from fedlab_runner.executors._fork.pool import ForkPool, PoolWork
-from fedlab_runner.executors._fork.processes import one_thread
 from fedlab_runner.executors._gpus.team import GpuTeam, gpus
 from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.system import memory_bytes, resident_bytes, usable_cores
+from fedlab_runner.utils.torch_settings import one_thread
 from fedlab_runner.utils.validate import at_least
 
 _log = logging.getLogger(__name__)

@@ -62,18 +62,22 @@ class Timm(Architecture):
             arguments["drop_rate"] = self.drop_rate
         if source.fixed_input_size:  # timm's mark of a model that takes img_size
             arguments["img_size"] = image_size
+        dtype = torch.get_default_dtype()
         if self.weights is not None:
             overlay = _overlay(self.weights, source.classifier, num_classes)
             arguments |= {"pretrained_cfg_overlay": overlay, "num_classes": overlay["num_classes"]}
+            if any(value.dtype == torch.float64 for value in overlay.get("state_dict", {}).values()):
+                dtype = torch.float64  # a network of float32 would round them, also for a run in float64
         try:
-            with _hub() if self.pretrained else nullcontext():
+            with _hub() if self.pretrained else nullcontext(), _default(dtype):
                 model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
         except Exception as error:  # timm, the architecture and the download can raise anything
             raise self._refused(error) from error
-        if arguments["num_classes"] != num_classes:
-            model.reset_classifier(num_classes)
         model.pretrained_cfg.pop("state_dict", None)  # the weights are in the model now
-        _check(model, channels, image_size, num_classes, self.name)
+        with _default(dtype):
+            if arguments["num_classes"] != num_classes:
+                model.reset_classifier(num_classes)
+            _check(model, channels, image_size, num_classes, self.name)
         return for_vmap(model)
 
     def description(
@@ -131,6 +135,17 @@ def _hub() -> Iterator[None]:
         offline = mock.patch.object(constants, "HF_HUB_OFFLINE", True)
     with offline:
         yield
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """PyTorch makes parameters of this type within the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: int) -> dict[str, Any]:

@@ -51,6 +51,21 @@ def usual_settings() -> Iterator[None]:
                 torch.autocast_increment_nesting()
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Gives torch one thread within the block: for a fork, which does not have its parent's threads, and for operations
+    so small that to wake another thread takes longer.
+    """
+    threads = torch.get_num_threads()
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)
+
+
 def _leave_autocast() -> int:
     """Leaves all contexts of autocast, and returns their number: only the outermost one empties autocast's cache."""
     torch.clear_autocast_cache()

@@ -19,7 +19,7 @@ from fedlab_runner.utils.files import check_working_folder
 
 TOLERANCE = 0.01  # one percentage point of an accuracy, one percent of another value
 
-_OF_CELLS = ("rounds", "draw", "tolerance", "out")  # options of runs that are computed again
+_OF_CELLS = ("rounds", "draw", "tolerance", "config_dir", "out")  # options of runs that are computed again
 
 
 @streams.protected()
@@ -89,11 +89,12 @@ def _check(given: argparse.Namespace) -> None:
         raise UserError(f"--rounds must be >= 0, got {given.rounds}")
     if given.tolerance is not None and not 0 <= given.tolerance < 1:
         raise UserError(f"--tolerance must be in [0, 1), got {given.tolerance:g}")
-    ignored = [name for name in _OF_CELLS if getattr(given, name) is not None]
-    if ignored and not given.cells.strip("0"):
-        raise UserError(f"--{ignored[0]} needs --cells: without it no run is computed again")
     if strange := next((each for each in given.overrides if not re.match(r"[\w.@+]+=", each)), None):
         raise UserError(f"cannot read {strange!r}: expected key=value")
+    ignored = [f"--{name}".replace("_", "-") for name in _OF_CELLS if getattr(given, name) is not None]
+    ignored += given.overrides
+    if ignored and not given.cells.strip("0"):
+        raise UserError(f"{ignored[0]} needs --cells: without it no run is computed again")
 
 
 def _line(error: Exception) -> str:

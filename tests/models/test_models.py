@@ -503,6 +503,20 @@ def test_timm_weights_with_other_classes_get_a_new_classifier(tmp_path, name, he
         assert key.startswith(f"{head}.") or torch.equal(value, saved.state_dict()[key]), key
 
 
+@pytest.mark.parametrize("num_classes", [5, 7])
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+def test_timm_weights_in_float64_keep_all_their_digits(tmp_path, name, num_classes):
+    saved = timm_model(name).build(3, 32, 5).double().state_dict()
+    saved = {key: value / 3 if value.is_floating_point() else value for key, value in saved.items()}
+    save_file(saved, tmp_path / "w.safetensors")
+    loaded = timm_model(name, weights=str(tmp_path / "w.safetensors")).build(3, 32, num_classes).state_dict()
+    kept = [key for key in saved if loaded[key].shape == saved[key].shape]
+    assert len(saved) - len(kept) == (0 if num_classes == 5 else 2)  # the classifier's weight and bias
+    assert all(torch.equal(loaded[key], saved[key]) for key in kept)
+    assert {value.dtype for value in loaded.values()} <= {torch.float64, torch.int64}
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_timm_weights_without_a_classifier_are_taken(tmp_path):
     saved = save_timm(tmp_path / "w.pth", 5)
     torch.save({k: v for k, v in saved.state_dict().items() if not k.startswith("head.")}, tmp_path / "w.pth")

@@ -7,6 +7,7 @@ has.
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.core.products import product
+from fedlab_runner.utils.torch_settings import one_thread
 
 MAX_POPULARITY = 10  # clients on a neuron, above which its popularity stays the same (the authors' code)
+MIN_SHARED_FLOPS = 5e7  # floating-point operations of a client's product, from which on threads share it
 
 
 class Neurons(NamedTuple):
@@ -142,21 +145,22 @@ def match(
     All clients have the last `shared` columns (a bias). A client compares its neurons only with server neurons with
     which it has another column in common.
     """
-    state = _State(clients, gain, num_columns, limit, shared)
-    if start is None:
-        for j in range(len(clients)):
-            state.assign(j)
-    else:
-        state.begin(start)
-    total = 0.0
+    state, total = _State(clients, gain, num_columns, limit, shared), 0.0
     moving = np.arange(len(clients)) if movable is None else np.asarray(movable, dtype=np.int64)
-    for _ in range(sweeps if len(clients) > 1 else 0):
-        before, total = [a.copy() for a in state.assignments], 0.0
-        for j in rng.permutation(moving).tolist():
-            state.remove(j)
-            total += state.assign(j)
-        if all(np.array_equal(old, new) for old, new in zip(before, state.assignments, strict=True)):
-            break
+    flops = 2 * max(client.rows.numel() * len(client.rows) for client in clients)
+    with one_thread() if flops < MIN_SHARED_FLOPS else nullcontext():
+        if start is None:
+            for j in range(len(clients)):
+                state.assign(j)
+        else:
+            state.begin(start)
+        for _ in range(sweeps if len(clients) > 1 else 0):
+            before, total = [a.copy() for a in state.assignments], 0.0
+            for j in rng.permutation(moving).tolist():
+                state.remove(j)
+                total += state.assign(j)
+            if all(np.array_equal(old, new) for old, new in zip(before, state.assignments, strict=True)):
+                break
     return Matching(state.assignments, state.width, total, state.flops)
 
 

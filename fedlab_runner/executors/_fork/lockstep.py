@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.executors._fork.buffers import shared_zeros
-from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork, kill, one_thread
+from fedlab_runner.executors._fork.processes import Helper, answers, bury, fork, kill
+from fedlab_runner.utils.torch_settings import one_thread
 
 _log = logging.getLogger(__name__)
 _STEP = b"s"  # message: a step is done

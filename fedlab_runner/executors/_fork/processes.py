@@ -8,10 +8,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
-
-import torch
 
 from fedlab_runner.utils import attempt
 from fedlab_runner.utils.signals import name
@@ -116,16 +113,3 @@ def _received(line: socket.socket) -> bytes:
         return line.recv(MAX_MESSAGE_BYTES)
     except ConnectionResetError:
         return b""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sets torch to one thread within the block, because a fork does not have its parent's threads."""
-    threads = torch.get_num_threads()
-    if threads > 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if threads > 1:
-            torch.set_num_threads(threads)
