@@ -5,6 +5,7 @@ From Python: `from fedlab_runner import compose, load, run`; see `fedlab_runner.
 
 from typing import TYPE_CHECKING, Any
 
+import fedlab_runner.utils.own_modules  # before the user's own are imported
 import fedlab_runner.utils.waiting_threads  # noqa: F401  # before anything imports torch
 from fedlab_runner.utils.version import __version__
 

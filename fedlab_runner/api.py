@@ -38,7 +38,7 @@ from torch import Tensor
 from fedlab_runner.config import plugins
 from fedlab_runner.config.build import register_resolvers, run_id
 from fedlab_runner.config.composing import composed
-from fedlab_runner.config.explain import ADD_M, explain
+from fedlab_runner.config.explain import ADD_M, QUOTE, explain
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.experiment.loading import Loaded
 from fedlab_runner.experiment.loading import load as load_folder
@@ -90,7 +90,8 @@ def compose(*overrides: str) -> DictConfig:
         lines = explain(error, overrides)
         if lines is None:
             raise
-        raise UserError("\n".join(lines).replace(ADD_M, "call run once for each of them")) from error
+        text = "\n".join(lines).replace(ADD_M, "call run once for each of them")
+        raise UserError(text.replace(QUOTE, "quote the text within the override: ")) from error
 
 
 def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
@@ -106,8 +107,8 @@ def run(cfg: DictConfig, folder: str | Path | None = None) -> Result:
     """
     if not isinstance(cfg, DictConfig):
         raise UserError(f"run takes a config of compose, got a {type(cfg).__name__}: write run(compose(...))")
-    if folder == "":
-        raise UserError("the second argument of run is a folder, got '': leave it out for outputs/<run id>")
+    if folder is not None:
+        _check_folder(folder, "the second argument of run", "leave it out for outputs/<run id>")
     return Result(*run_whole(Path("outputs") / run_id(cfg) if folder is None else Path(folder), cfg))
 
 
@@ -119,10 +120,16 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     `overrides` set keys that differ on this machine, such as "dataset.root=/data" or "dataset.cache=/images". Raises
     UserError, one line, for a folder without a run or its weights, and for missing data.
     """
+    _check_folder(folder, "the first argument of load", "give that of a run, as result.folder")
     _check_texts(overrides)
     register_resolvers()
     plugins.register()
     return load_folder(folder, *overrides)
+
+
+def _check_folder(folder: object, what: str, way: str) -> None:
+    if folder == "" or not isinstance(folder, str | Path):
+        raise UserError(f"{what} is a folder, got {folder!r}: {way}")
 
 
 def _check_texts(overrides: Sequence[Any]) -> None:

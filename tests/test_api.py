@@ -15,6 +15,8 @@ from typing import Any
 import hydra
 import pytest
 import torch
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 
 import fedlab_runner
 from fedlab_runner import api, compose, load, run
@@ -103,9 +105,10 @@ def settings() -> tuple[Any, ...]:
     return torch.get_default_dtype(), torch.get_default_device(), *nested, *modes
 
 
-def test_a_program_that_uses_hydra_composes_too(tmp_path: Path) -> None:
+def test_a_program_that_uses_hydra_composes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own Hydra is there afterwards, also after a fault, whose line is looked for in all keys."""
-    (tmp_path / "theirs.yaml").write_text("mine: 1\n")
+    (tmp_path / "theirs.yaml").write_text(f"mine: 1\ndeep: {'[' * 60}{']' * 60}\n")  # deeper than a run's may be
+    monkeypatch.setitem(SourcesRegistry.instance().types, "file", FileConfigSource)  # of Hydra
     with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
         assert compose("seed=3").seed == 3
         with pytest.raises(UserError, match=r"did you mean local\.lr\?$"):
@@ -134,6 +137,15 @@ def test_faults_are_one_line() -> None:
         run({"seed": 1})
     with pytest.raises(UserError, match=r"^the second argument of run is a folder, got '': leave it out for outputs/"):
         run(compose("rounds=0"), "")
+    with pytest.raises(UserError, match=r"^the second argument of run is a folder, got 5: leave it out"):
+        run(compose("rounds=0"), 5)
+    for folder in ("", 3):
+        with pytest.raises(
+            UserError, match=rf"^the first argument of load is a folder, got {folder!r}: give that of a"
+        ):
+            load(folder)
+    with pytest.raises(UserError, match=r"^cannot read 'dataset\.root=a;b': quote the text within the override: 'data"):
+        compose("dataset.root=a;b")
     assert not any(Path().iterdir())
 
 

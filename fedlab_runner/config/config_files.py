@@ -1,13 +1,13 @@
 """Checks each config file before Hydra loads it, so that a stranger's experiment cannot hang a command.
 
-`hydra_loader.checked` calls `register`, and so does `train` when it is imported. From then on Hydra reads every file of
-the package's groups, of `--config-dir` and of `hydra.searchpath` through `FileConfigSource.load_config`, while it
-composes.
+Within `registered`, and for good once `train` is imported, which calls `register`, Hydra reads every file of the
+package's groups, of `--config-dir` and of `hydra.searchpath` through `FileConfigSource.load_config`, while it composes.
 """
 
 import os
 import pickle
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +52,15 @@ class FileConfigSource(file_config_source.FileConfigSource):  # Hydra refuses a 
 def register() -> None:
     """Makes Hydra read config files through `FileConfigSource`."""
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Within the block Hydra reads config files through `FileConfigSource`."""
+    types, scheme = SourcesRegistry.instance().types, FileConfigSource.scheme()
+    before = types.get(scheme, file_config_source.FileConfigSource)  # Hydra registers its own when it starts
+    register()
+    try:
+        yield
+    finally:
+        types[scheme] = before

@@ -36,6 +36,7 @@ EXTRAS = {
     "hydra/sweeper/optuna": "optuna",
 }
 ADD_M = "add -m to run each of them"  # what a command does about a key of several values, in a message
+QUOTE = "quote the text twice, for the shell and for Hydra: "  # the same about a text that Hydra cannot read
 
 # The errors of a file system that are no fault of the program, with the remedy.
 NO_ACCESS = f"give a place that may be written to, such as {OTHER_FOLDER}"
@@ -90,8 +91,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return ["a number has thousands of digits: whole numbers must be less than 2^63 in size"]
     if isinstance(error, OverrideParseException):
         if (found := quoted(str(error.override))) is not None:
-            way = f"quote the text twice, for the shell and for Hydra: {shlex.quote(found)}"
-            return [f"cannot read {error.override!r}: {way}"]
+            return [f"cannot read {error.override!r}: {QUOTE}{shlex.quote(found)}"]
         reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]
     if isinstance(error, MissingConfigException):

@@ -207,9 +207,9 @@ def checked(completing: bool = False, shown: tuple[str, str] | None = None) -> I
     """Within the block Hydra composes with this loader, and so do its launchers in other processes. `shown`: which
     config the command shows (`job`, `hydra` or `all`), and which part of it; None: the command shows no part.
     """
-    config_files.register()
     loader = partial(Completing if completing else Loader, shown=shown)
     with (
+        config_files.registered(),
         mock.patch("hydra._internal.hydra.ConfigLoaderImpl", loader),
         mock.patch.object(defaults_list, "_create_interpolation_map", _choices_of_interpolations),
     ):

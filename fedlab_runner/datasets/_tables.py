@@ -38,6 +38,12 @@ def rows(path: Path, refuse: Refuse, delimiter: str = ",") -> Iterator[tuple[int
         raise refuse(path, f"cannot be read ({error})") from None
 
 
+def first_line(path: Path) -> str:
+    """The beginning of a file that can be read."""
+    with open_to_read(path) as file:
+        return file.read(MAX_LINE_CHARACTERS).decode(errors="replace").partition("\n")[0]
+
+
 def _lines(text: io.TextIOWrapper) -> Iterator[str]:
     while line := text.readline(MAX_LINE_CHARACTERS + 1):
         if len(line) > MAX_LINE_CHARACTERS:

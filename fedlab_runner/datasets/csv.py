@@ -85,7 +85,7 @@ class CSV(Dataset):
             header = [name.strip() for name in next(rows, (0, []))[1]]
         except UserError as error:
             undivided = self.delimiter == "," and isinstance(error.__context__, csv.Error)  # as of "a";"b"
-            raise UserError(f"{error}{_other_delimiter(';') if undivided else ''}") from None
+            raise UserError(f"{error}{_other_delimiter(_tables.first_line(path)) if undivided else ''}") from None
         if twice := [name for i, name in enumerate(header) if name in header[:i]]:
             raise refuse(path, f"names the column {shown(twice[0])} twice")
         known = None if table is None else {*table.classes()}

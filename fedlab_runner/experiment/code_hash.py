@@ -18,12 +18,13 @@ from fedlab_runner.config.targets import config_dirs
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import user_cache, write_text_atomically
-from fedlab_runner.utils.own_modules import is_installed, is_stale
+from fedlab_runner.utils.own_modules import is_edited, is_installed, is_reloaded
 
 Code = dict[str, str]  # digests by module
 MAX_MODULES_SHOWN = 4  # that a message names
 MAX_KEPT_MODULES = 2000  # whose digests and imports the user's cache folder keeps
 PACKAGE = __name__.partition(".")[0]  # import name of this package
+_RESTART = "or begin a new process"  # the other way out where a process holds what a module was
 
 
 class _Source(NamedTuple):
@@ -37,6 +38,8 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
 
     Modules that these import count too if they belong to the same package or to the user's own files. A digest covers a
     module's statements: comments, docstrings and layout do not matter.
+
+    Raises UserError for a module that this process holds as it was before an edit.
     """
     targets = set(_targets(config))
     packages = {target.partition(".")[0] for target in targets}
@@ -59,8 +62,11 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
         for module, names in source.imports:
             if not homes and module.partition(".")[0] not in packages:
                 continue  # modules of other packages do not count
-            modules = {each for name in names if path_of(each := f"{module}.{name}")}
-            ahead |= modules if names and len(modules) == len(names) else {*modules, module}
+            modules = {each for own in names if path_of(each := f"{module}.{own}")}
+            used = modules if names and len(modules) == len(names) else {*modules, module}
+            if again := next((each for each in sorted(used) if is_reloaded(each, name)), None):
+                raise UserError(f"{name} was imported before {again} was reloaded: reload {name} too, {_RESTART}")
+            ahead |= used
     _keep()
     return dict(sorted(found.items()))
 
@@ -142,8 +148,8 @@ def _source(name: str, path: Path) -> _Source:
     spec = getattr(module, "__spec__", None)
     if name in _read and _read[name][0] is spec:
         return _read[name][1]
-    if module is not None and is_stale(module, path):
-        raise UserError(f"{path} was edited after its import: importlib.reload the module, or begin a new process")
+    if module is not None and is_edited(name, path):
+        raise UserError(f"{path} was edited after its import: importlib.reload the module, {_RESTART}")
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     source = _parsed(path.read_bytes(), package, path.suffix)
     if spec is not None:  # a module that is imported again has another spec

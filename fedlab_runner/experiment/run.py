@@ -88,10 +88,11 @@ def run_whole(folder: Path, cfg: DictConfig) -> Outcome:
     checked = check(cfg)
     components, name = checked.build(), checked.run_id
     with RunLock(folder) as lock:
+        code = code_of(checked.fingerprint)
         store = CheckpointStore(folder, components.checkpoint.keep)
         check_folder(store, checked.fingerprint, components.rounds)
         with Attempt(folder, store.rounds), noted(folder, lock), exits.refused():
-            prepared, code = prepare(components, folder), code_of(checked.fingerprint)
+            prepared = prepare(components, folder)
             return _run_locked(folder, lock, name, checked, components, prepared, code, None, show_summary=False)
 
 

@@ -3,14 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import ModuleType
 
 _PACKAGE = __name__.partition(".")[0]  # import name of this package
 _folders: set[Path] = set()  # the folders of these modules
-_BEGAN = time.time()  # before this process imported most modules, which its configs name
 
 
 def remember(module: ModuleType) -> None:
@@ -41,53 +38,29 @@ def is_installed(path: str | Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
 
 
-def is_stale(module: ModuleType, path: Path) -> bool:
-    """Whether the file of an imported module has another text of one of the module's functions by now.
-
-    A function that the file lacks does not count: `importlib.reload` leaves those of the last text in the module.
+def is_edited(name: str, path: Path) -> bool:
+    """Whether the file of an imported module has changed since the import. A module that was imported before this one
+    counts as imported with this one.
     """
-    if path.suffix != ".py" or path.stat().st_mtime < _BEGAN:
-        return False
-    try:
-        now = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):  # in the middle of an edit
-        return True
-    there: dict[str, list[Any]] = {}
-    for code in _codes(now):
-        there.setdefault(code.co_qualname, []).append(_content(code))
-    return any(
-        code.co_qualname in there and _content(code) not in there[code.co_qualname]
-        for code in _functions(module, module.__name__, "")
-        if os.path.realpath(code.co_filename) == os.path.realpath(path)
-    )
+    return path.stat().st_ctime_ns > _imported.get(name, _BEGAN)
 
 
-def _functions(holder: ModuleType | type, module: str, prefix: str) -> Iterator[CodeType]:
-    """The code of the functions and methods of a module, or of a class whose names begin with the prefix there."""
-    for value in vars(holder).values():
-        if isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, staticmethod | classmethod):
-            value = value.__func__
-        if isinstance(value, FunctionType):
-            yield value.__code__
-        elif isinstance(value, type) and value.__module__ == module and value.__qualname__ == prefix + value.__name__:
-            yield from _functions(value, module, f"{value.__qualname__}.")
+def is_reloaded(name: str, importer: str) -> bool:
+    """Whether a module was reloaded after another one was imported that imports it, and so may hold what it was."""
+    return name in _reloaded and _imported[name] > _imported.get(importer, _BEGAN)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
+class _Clock:
+    """The first of the finders that Python asks for a module. It finds none, and notes when it is asked."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> None:
+        _imported[name] = time.time_ns()
+        if target is not None:
+            _reloaded.add(name)
 
 
-def _content(code: CodeType) -> tuple[Any, ...]:
-    """What a function does, wherever it stands in its file."""
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, [_constant(each) for each in code.co_consts]
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, frozenset):  # in no order of its own
-        return sorted(map(repr, value))
-    return _content(value) if isinstance(value, CodeType) else repr(value)
+_BEGAN = time.time_ns()
+_imported: dict[str, int] = {}  # when each module was imported, or reloaded, since then
+_reloaded: set[str] = set()
+sys.meta_path.insert(0, _Clock)

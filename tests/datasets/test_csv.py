@@ -169,6 +169,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (f'{HEADER}\nann,1,"co"ok,1,a\n', {}, r"cannot be read \("),
     ("who;kind\nann;a\n", {}, r"got 'kind', or set dataset\.delimiter, such as \"dataset\.delimiter=';'\"$"),
     ("who\tkind\nann\ta\n", {}, r"got 'kind', or set dataset\.delimiter, such as dataset\.delimiter=tab$"),
+    ('"who","age\n"a",1\n', {}, r"cannot be read .* names the columns$"),
     ("who|kind\nann|a\n", {}, r"got 'kind', or set dataset\.delimiter, such as \"dataset\.delimiter='\|'\"$"),
     ("who|kind,a\nann|a,1\n", {}, r"got 'kind'$"),
     (

@@ -75,7 +75,6 @@ FORBIDDEN = {
 # of configs are made of what the same process has pickled.
 WORKERS = ("executors/_messages", "_ray/session", "_gpus/team", "_gpus/worker")
 ALLOWED = {name: {"pickle.loads"} for name in (*WORKERS, "config/config_files")}
-ALLOWED["utils/own_modules"] = {"compile"}  # of a module that is imported already, and never run
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
