@@ -19,8 +19,9 @@ from typing import Any, BinaryIO, NamedTuple
 from fedlab_runner.config.hydra_record import EXPERIMENTS
 from fedlab_runner.experiment import failure, provenance
 from fedlab_runner.report import build, csv_files, ro_crate
-from fedlab_runner.report.folders import FoundRuns, find, records_of
+from fedlab_runner.report.folders import FoundRuns, find, records_of, without_run
 from fedlab_runner.report.runs import Run
+from fedlab_runner.sweep import states
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
@@ -68,8 +69,10 @@ def write(path: Path, folders: Sequence[Path], experiment: str | None = None, ta
 
     Raises UserError if there are no runs, or if the file cannot be written.
     """
-    groups = build.select(find(folders).runs, experiment)
+    found = find(folders)
+    groups = build.select(found.runs, experiment)
     runs = _named([run for group in groups for run in group.runs])
+    others = states.counted(job.state for job in without_run(folders, found, experiment))
     with tempfile.TemporaryDirectory(prefix="fedlab-bundle-") as place:
         staged = Path(place)
         for name, folder in runs.items():
@@ -80,7 +83,7 @@ def write(path: Path, folders: Sequence[Path], experiment: str | None = None, ta
             target.write_bytes(_read(record))
         _put(staged / ABOUT, _json(_about(runs, experiment, targets)))
         _put(staged / REQUIREMENTS, _requirements())
-        _put(staged / README, _readme(len(runs), experiment))
+        _put(staged / README, _readme(len(runs), experiment, others))
         for file, text in tables(find([staged / OUTPUTS]), experiment, targets).items():
             _put(staged / TABLES / file, text)
         names = sorted(each.relative_to(staged).as_posix() for each in staged.rglob("*") if each.is_file())
@@ -222,12 +225,14 @@ def _requirements() -> str:
     return "# The packages that were installed where this bundle was made.\n" + "".join(lines)
 
 
-def _readme(runs: int, experiment: str | None) -> str:
+def _readme(runs: int, experiment: str | None, others: Sequence[str]) -> str:
+    without = f"Jobs of the sweeps without a run: {', '.join(others)}.\n\n" if others else ""
     files = "".join(f"| `outputs/<run>/{name}` | {words} |\n" for name, words in RUN_FILES.items())
     return (
         f"# {runs} runs of fedlab_runner{f': {experiment}' if experiment else ''}\n\n"
         f"`fedlab-verify <this zip>` checks the hashes, and that the tables follow from the metrics;\n"
         f"`--cells 3` computes three runs again. fedlab_runner {__version__} made this bundle.\n\n"
+        f"{without}"
         "| file | contents |\n| --- | --- |\n"
         f"| `{TABLES}/*.csv` | a row for each run, for each setting, and for each cell of a paper's table |\n"
         f"{files}"

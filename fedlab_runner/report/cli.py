@@ -101,9 +101,9 @@ def write(
         raise UserError(f"--target must be a finite number, got {strange[0]:g}")
     if wrong := [each for each in targets if all(not_a_share(run.metric, each) for run in runs)]:
         raise UserError(f"--target must be <= 1 for {runs[0].metric}, a share, got {wrong[0]:g}: 0.8 is 80 %")
-    swept = [folder for folder in folders if not experiment or (folder / "jobs").is_dir()]
     name = folders[0].resolve().name if len(folders) == 1 and (folders[0] / "jobs").is_dir() else ""
-    report = build.report(groups, experiment, targets, without_run(swept, found), found.unreadable, name)
+    others = without_run(folders, found, experiment)
+    report = build.report(groups, experiment, targets, others, found.unreadable, name)
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"
     if os.path.exists(out) and not out.is_dir():
         raise UserError(f"--out must be a folder, got the file {out}")

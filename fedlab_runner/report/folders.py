@@ -3,7 +3,7 @@
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,22 +70,42 @@ def find(paths: Iterable[Path]) -> FoundRuns:
     return FoundRuns(told_apart(list(found.values())), unreadable)
 
 
-def without_run(paths: Iterable[Path], found: FoundRuns) -> list[NoRun]:
-    """The sweeps' jobs that have neither a run among those found nor a folder that cannot be read."""
-    names = {run.folder.name for run in found.runs} | {Path(folder).name for folder in found.unreadable}
-    jobs = list[NoRun]()
-    for sweep in dict.fromkeys(sweep for path in paths for sweep in _sweeps(path.resolve())):
-        noted = [job for row in records.read(sweep) for job in row.jobs]
-        shared = set.intersection(*(set(job.overrides) for job in noted)) if len(noted) > 1 else set()
-        for job in noted:
-            if (folder := _run_folder(sweep, vars(job))) is not None:
-                if folder.name in names or _holds_run(folder):  # the latter if it has begun since
-                    continue
-                names.add(folder.name)
+def without_run(paths: Iterable[Path], found: FoundRuns, experiment: str | None = None) -> list[NoRun]:
+    """The sweeps' jobs that have neither a run among those found nor a folder that cannot be read. With an experiment,
+    only of sweeps that are given themselves: a folder above may have sweeps of others.
+
+    A found folder elsewhere is that of a job if it has the name of the job's folder and, in the records, either no job
+    (it was moved) or one with the same overrides (it is a copy).
+    """
+    given = [path.resolve() for path in paths if experiment is None or (path / "jobs").is_dir()]
+    sweeps = {
+        sweep: [(job, _run_folder(sweep, vars(job))) for row in records.read(sweep) for job in row.jobs]
+        for path in given
+        for sweep in _sweeps(path)
+    }
+    noted = list(chain.from_iterable(sweeps.values()))
+    there = {run.folder for run in found.runs} | {Path(os.path.abspath(folder)) for folder in found.unreadable}
+    moved = {folder.name for folder in there.difference(folder for _, folder in noted)}
+    told = {_asked(job, folder) for job, folder in noted if folder in there}
+    without = list[NoRun]()
+    for sweep, jobs in sweeps.items():
+        shared = set.intersection(*(set(job.overrides) for job, _ in jobs)) if len(jobs) > 1 else set()
+        for job, folder in jobs:
+            if folder is not None:
+                # Records of one run may be in several sweeps of a folder, and in copies of a sweep.
+                names = {(str(sweep.parent.parent), job.folder), _asked(job, folder)}
+                if folder in there or folder.name in moved or names & told or _holds_run(folder):
+                    continue  # in the last case it has begun since, or a copy of it counts
+                told |= names
             state = job.status if job.status in (states.FAILED, states.NOT_BEGUN) else states.MISSING
             words = " ".join(each for each in job.overrides if each not in shared) or "(defaults)"
-            jobs.append(NoRun(state, words, str(job.error)))
-    return jobs
+            without.append(NoRun(state, words, str(job.error)))
+    return without
+
+
+def _asked(job: records.Job, folder: Path) -> tuple[str, ...]:
+    """What tells a job from those of other sweeps: the name of its run's folder, and its overrides."""
+    return folder.name, *sorted(job.overrides)
 
 
 def records_of(paths: Iterable[Path], folders: Container[Path]) -> list[tuple[str, Path]]:
@@ -104,7 +124,7 @@ def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
         try:
             with os.scandir(folder) as entries:
                 inside = list(entries)
-        except OSError:  # removed, or not readable
+        except (OSError, ValueError):  # removed, not readable, or a name that no folder can have
             continue
         left += [folder / entry.name for entry in inside if entry.is_dir(follow_symlinks=False)]
         yield folder, {entry.name for entry in inside}

@@ -23,8 +23,9 @@ TITLE_KEYS = 3  # of a block's title
 MAX_TITLE_CHARACTERS = 60  # of a block's names
 MAX_ERROR_CHARACTERS = 300  # of a shown error
 _NUMBER = r"(?<![\w./])(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)(?!\w)"  # in a text
-# In the error of a run, what another run with this error has otherwise: a number, or a parenthesis with one.
-_OF_ONE_RUN = re.compile(rf"\([^()]*{_NUMBER}[^()]*\)|{_NUMBER}")
+# In the error of a run, what another run with this error has otherwise: a number, a list of numbers such as
+# `3, 1 and 2 more`, and the plural that a number asks for.
+_OF_ONE_RUN = re.compile(rf"{_NUMBER}(?:, {_NUMBER})*(?: and \d+ more)?|(?<=\w)s\b")
 
 
 def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
@@ -170,5 +171,5 @@ def failures(groups: Sequence[SeedGroup], others: Sequence[NoRun]) -> Section | 
 
 
 def _kind(run: Run) -> str:
-    """The error of a run without the words that hold the name of the run's folder, and without numbers."""
+    """The error of a run without the words that hold the name of the run's folder, numbers and plurals."""
     return _OF_ONE_RUN.sub("", re.sub(rf"\S*{re.escape(run.folder.name)}\S*", "", str(run.error)))

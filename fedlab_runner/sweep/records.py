@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,7 +28,7 @@ class Job:
 
     overrides: list[str]
     seed: int | None
-    status: str  # one of `states.ALL`
+    status: str  # one of `states.OF_JOBS`
     objective: float | None
     folder: str
     summary: dict[str, Any] = field(default_factory=dict)
@@ -137,7 +138,7 @@ def read_job(path: Path) -> dict[str, Any]:
 def _sound(values: Mapping[str, Any]) -> bool:
     """Whether the fields of a job have the right types."""
     texts = untrusted.are_texts([values["folder"], values["status"]]) and isinstance(values.get("error"), str | None)
-    known = values["status"] in states.ALL and isinstance(values.get("summary", {}), dict)
+    known = values["status"] in states.OF_JOBS and isinstance(values.get("summary", {}), dict)
     numbers = all(isinstance(values[key], int | float | None) for key in ("objective", "seconds"))
     return texts and known and numbers and untrusted.are_texts(values["overrides"])
 
@@ -203,4 +204,4 @@ def run_folder(sweep: Path, noted: str) -> Path | None:
     """
     place, parts = sweep.parent.parent, [part for part in Path(noted).parts if part not in ("/", "..")]
     paths = (place.joinpath(*parts[i:]) for i in range(len(parts)))
-    return next((path for path in paths if path.is_dir()), None)
+    return next((path for path in paths if os.path.isdir(path)), None)

@@ -7,11 +7,12 @@ FINISHED = "finished"  # the files have all rounds
 FAILED = "failed"  # the run ended by an error
 PRUNED = "pruned"  # the rule `pruning` of its sweep ended the run
 STOPPED = "stopped"  # a signal ended the run
-DAMAGED = "damaged"  # the rows are not as the run left them
+DAMAGED = "damaged"  # the rows are not as the run left them; of reports alone
 UNFINISHED = "unfinished"  # begun, and running or ended without a message
 MISSING = "missing"  # the sweep's record names a run whose folder is gone; of reports alone
 NOT_BEGUN = "not begun"  # the sweep has not reached the job yet, or the files have no round
 ALL = (FINISHED, FAILED, PRUNED, STOPPED, DAMAGED, UNFINISHED, MISSING, NOT_BEGUN)  # in the order of tables and reports
+OF_JOBS = tuple(state for state in ALL if state not in (DAMAGED, MISSING))  # in the tables of sweeps
 NOT_FINITE = "not finite"  # a finished run whose objective is no finite number
 NEVER_REACHED = "never reached"  # a finished run has not reached a target; a run in another state may still do so
 

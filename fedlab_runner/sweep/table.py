@@ -64,7 +64,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def csv_text(rows: Sequence[Row]) -> str:
     """The table for programs, with mean and std of every number of the summaries that all counted seeds have."""
     keys = sorted({key for row in rows for key in set().union(*(job.summary for job in row.jobs)) if row.numbers(key)})
-    others = [state for state in states.ALL if state not in (states.FINISHED, states.DAMAGED, states.MISSING)]
+    others = [state for state in states.OF_JOBS if state != states.FINISHED]
     header = ["setting", "seeds", *others, states.NOT_FINITE, "mean", "std"]
     lines: list[Sequence[Any]] = [header + [f"{key} {what}" for key in keys for what in ("mean", "std")]]
     for row in rows:

@@ -4,7 +4,9 @@ Whatever such a file holds, reading it takes bounded time, memory and stack, and
 A path that is no plain file (a pipe, a device, a folder) is never read: `utils.files.open_to_read` refuses it.
 """
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -158,6 +160,8 @@ def _open(path: Path) -> BinaryIO:
         raise Unreadable("is not a plain file") from None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except ValueError as error:  # a path that no file can have, such as one with a zero byte
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
         raise Unreadable(f"cannot be read ({error.strerror})") from error
 

@@ -66,6 +66,13 @@ def test_a_bundle_has_what_the_tables_rest_on(outputs: Path, tmp_path: Path) -> 
     assert b"\ntorch==" in files[bundle.REQUIREMENTS]
 
 
+def test_jobs_without_a_run_are_told(outputs: Path, tmp_path: Path) -> None:
+    (sweep,) = (outputs / "sweeps").iterdir()
+    (sweep / "grid.json").write_text(json.dumps([["seed=0"], ["seed=1"]]))
+    bundle.write(tmp_path / "b.zip", [outputs])
+    assert b"\nJobs of the sweeps without a run: 2 not begun.\n" in contents(tmp_path / "b.zip")[bundle.README]
+
+
 def test_the_same_runs_make_the_same_bytes(outputs: Path, tmp_path: Path) -> None:
     first, second = (bundle.write(tmp_path / name, [outputs]) for name in ("a.zip", "b.zip"))
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()

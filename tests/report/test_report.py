@@ -11,6 +11,7 @@ import re
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -736,9 +737,41 @@ def test_jobs_without_a_run_are_counted_and_named(tmp_path: Path) -> None:
         assert subtitle == "20 runs: 2 finished, 2 failed, 2 missing, 14 not begun"
         assert "Without a result: 2 failed, 2 missing, 14 not begun." in text
         assert "2 jobs of which the run's folder is gone: seed=1; seed=2." in text
-        assert "2 jobs that failed without a run's folder: seed=3; seed=4." in text
+        assert "2 jobs that failed and have no run's folder: seed=3; seed=4." in text
         assert "| \N{EN DASH} | it is of another config | seed=3; seed=4 | 2 |" in text
         assert "14 jobs not begun: seed=6; seed=7; " in text and "seed=17; and 2 more." in text
+
+
+def test_a_run_of_another_sweep_is_none_of_a_job(tmp_path: Path) -> None:
+    """Two sweeps call folders by the number of the job, and a third has folders of one name."""
+
+    def sweep(place: Path, algorithm: str, names: Sequence[str]) -> None:
+        (place / "sweeps" / "id" / "jobs").mkdir(parents=True)
+        for seed, name in enumerate(names):
+            asked = [f"algorithm={algorithm}", f"seed={seed}"]
+            folder = write_run(place, *asked, *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+            (place / name).parent.mkdir(exist_ok=True)
+            folder.rename(place / name)
+            job = checksummed_json.text(asdict(Job(asked, seed, "finished", 0.1, f"outputs/{name}")))
+            (place / "sweeps" / "id" / "jobs" / f"{seed}.json").write_text(job)
+
+    def counts(*places: Path) -> str:
+        return cli.write(places, tmp_path / "report")[1]
+
+    a, b, c, copy = (tmp_path / "all" / name for name in ("a", "b", "c", "copy"))
+    sweep(a, "fedavg", ("0", "1"))
+    sweep(b, "fedprox", ("0", "1"))
+    sweep(c, "scaffold", ("0/same", "1/same"))
+    shutil.copytree(c, copy)
+    shutil.rmtree(a / "0")
+    shutil.rmtree(c / "1")
+    assert counts(a) == counts(c) == "2 runs: 1 finished, 1 missing"
+    assert counts(a, b) == "4 runs: 3 finished, 1 missing"
+    assert counts(c, copy) == "2 runs: 2 finished", "the copy has the run"
+    shutil.rmtree(copy / "1")
+    assert counts(c, copy) == "2 runs: 1 finished, 1 missing"
+    shutil.rmtree(c / "0")
+    assert counts(b, c) == "4 runs: 2 finished, 2 missing"
 
 
 def test_a_failure_is_that_of_the_run_beside_its_sweep(tmp_path: Path) -> None:
@@ -763,12 +796,15 @@ def test_a_failure_in_a_sweep_ends_when_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_errors_that_differ_in_what_is_of_one_run_are_one(tmp_path: Path) -> None:
-    """Clients, losses, rounds and folders are of one run; a reason in a parenthesis is not."""
+    """Clients, losses, rounds and folders are of one run; a reason in a parenthesis is not, nor if it has a number."""
     errors = [
         "the run diverged in round 3 (updates of clients 3, 2 not finite, training loss nan): go on with {}",
         "the run diverged in round 12 (update of client 1 not finite, training loss 3.4e+38): go on with {}",
+        "the run diverged in round 4 (updates of clients 5, 4 and 2 more not finite, training loss 3): go on with {}",
         "{}/metrics.jsonl cannot be written (No space left on device)",
         "{}/metrics.jsonl cannot be written (Permission denied)",
+        "cannot be read ([Errno 5] Input/output error)",
+        "cannot be read ([Errno 13] Permission denied)",
     ]
     for seed, error in enumerate(errors):
         folder = write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", *EVERY, rows=curve(0.1))
@@ -776,8 +812,8 @@ def test_errors_that_differ_in_what_is_of_one_run_are_one(tmp_path: Path) -> Non
         write_note(folder, error.format(f"hydra.run.dir='outputs/{folder.name}' and without -m"))
     section = written(tmp_path)["report.md"].split("## What failed")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| FedAvg |")]
-    assert sorted(row[-1] for row in rows) == ["1", "1", "2"]
-    assert next(row[1] for row in rows if row[-1] == "2").startswith("the run diverged in round ")
+    assert sorted(row[-1] for row in rows) == ["1", "1", "1", "1", "3"]
+    assert next(row[1] for row in rows if row[-1] == "3").startswith("the run diverged in round ")
     assert "Of errors that differ only in numbers" in section
 
 

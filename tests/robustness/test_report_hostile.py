@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,22 @@ def test_each_folder_that_cannot_be_read_is_a_line(hostile: Path, report: Path) 
     assert len(found.unreadable) == len(HARM) and len(found.runs) == 4 * len(HARM)
     assert set(found.unreadable.values()) == {"config.yaml is nested deeper than 50 levels"}
     assert "Folders that cannot be read" in (report / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "a" * 300, "a\0b/c", "a" * 300 + "/c"])
+def test_a_record_may_name_a_folder_that_cannot_be(name: str, good: Path, tmp_path: Path) -> None:
+    shutil.copytree(good, tmp_path / good.name)
+    sweep = tmp_path / "sweeps" / "theirs"
+    (sweep / "jobs").mkdir(parents=True)
+    for seed, folder in enumerate((good.name, name, f"{name}c")):
+        status = "failed" if seed == 2 else "finished"
+        job = records.Job(["x=1", f"seed={seed}"], seed, status, 0.5, f"outputs/{folder}", {"rounds": 3})
+        (sweep / "jobs" / f"{seed}.json").write_text(checksummed_json.text(asdict(job)))
+    (sweep / "jobs" / "0.json").rename(sweep / "jobs" / "last.json")  # the picture's method is that of the first run
+    counts = [cli.write([given], tmp_path / "report")[1] for given in (tmp_path, sweep)]
+    assert counts[0] == "3 runs: 1 finished, 1 failed, 1 missing"
+    assert counts[1] in (counts[0], "1 run: 1 finished; 2 folders that cannot be read"), "the latter of a long name"
+    show(sweep)
 
 
 # What stands in place of a file.

@@ -634,6 +634,17 @@ def test_a_half_written_member_is_left_out(tmp_path: Path) -> None:
     assert refresh(tmp_path) == []
 
 
+def test_a_record_with_a_state_of_reports_alone_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    for seed, status in enumerate((*states.OF_JOBS, states.MISSING, states.DAMAGED)):
+        text = checksummed_json.text(asdict(job(seed, 0.5, status)))
+        (tmp_path / "jobs" / f"{seed}.json").write_text(text)
+    (row,) = refresh(tmp_path)
+    (counts,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
+    assert [each.status for each in row.jobs] == list(states.OF_JOBS)
+    assert all(counts[state] == "1" for state in states.OF_JOBS if state != states.FINISHED)
+
+
 def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     barrier = threading.Barrier(8)
