@@ -60,7 +60,7 @@ class _Clock:
             _reloaded.add(name)
 
 
-_BEGAN = time.time_ns()
+_BEGAN = time.time_ns()  # about when the process imported this package
 _imported: dict[str, int] = {}  # when each module was imported, or reloaded, since then
 _reloaded: set[str] = set()
 sys.meta_path.insert(0, _Clock)
