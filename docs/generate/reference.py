@@ -115,7 +115,13 @@ GROUPS = {
         "one](algorithm.md#what-composes-with-what) is in a table; `fedma` refuses it with `layerwise=true` or "
         "`first_models=own`, where the model's neurons move and its moments would stay behind.",
     ),
-    "loss": Group("Losses", "A loss says what a client learns from its labels, under every algorithm."),
+    "loss": Group(
+        "Losses",
+        "A loss says what a client learns from its labels, under every algorithm. It is cross entropy with an offset "
+        "for the logit of each class, and a loss of your own can choose these offsets alone. Any other training loss, "
+        "such as label smoothing or a focal loss, is the `loss=` of `cohort.train` in "
+        "[an algorithm of your own](../extending/algorithm.md).",
+    ),
     "augment": Group(
         "Augmentations",
         "An augmentation changes an example each time a client trains on it: in local training, and on the aggregator "

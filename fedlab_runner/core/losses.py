@@ -2,6 +2,9 @@
 
 Each is -z_y + log sum_c exp(z_c + a_c) for logits z and label y. They differ in the offsets a [C], which depend on the
 client's number of training examples of each class.
+
+Any other training loss, such as label smoothing or a focal loss, is an algorithm's: its `loss` for `Cohort.train`
+replaces this one.
 """
 
 from dataclasses import dataclass
