@@ -145,10 +145,10 @@ class ModelFamily:
         return torch.cat([values[k].detach().reshape(-1) for k, *_ in self._params + self._buffers])
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
-        """A model [D] under PyTorch's names, with the frozen parameters."""
+        """The tensors of a model [D] under PyTorch's names, with the frozen parameters."""
         named = self.views(w[: self.num_params]) | self.buffer_views(w[self.num_params :])
-        values = self.module.state_dict().items()
-        return {k: named.get(self._first.get(k, k), v).detach().clone() for k, v in values}
+        values = {k: named.get(self._first.get(k, k), v) for k, v in self.module.state_dict().items()}
+        return {k: v.detach().clone() for k, v in values.items() if isinstance(v, Tensor)}
 
     def views(self, params: Tensor) -> dict[str, Tensor]:
         """The trainable parameters by name, as views of [P]."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedlab_runner.core.model_family import ModelFamily
@@ -12,6 +13,16 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 DESCRIPTION_FILE = "config.json"  # which the library of the architecture reads besides the weights
+
+
+def check_savable(family: ModelFamily) -> None:
+    """Raises UserError if a file of models cannot hold those of a family."""
+    for name, value in family.module.state_dict().items():
+        if isinstance(value, Tensor) and value.dtype == torch.complex128:
+            raise UserError(
+                f"logger.save_model must be false for the model's {name} of complex128, which safetensors does not "
+                "have: take precision=float32, or load() the run from its checkpoint"
+            )
 
 
 def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round: int) -> None:

@@ -1,7 +1,9 @@
 """Loads a run folder into PyTorch objects: the models with the run's weights, the test set and the config."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -111,7 +113,9 @@ def load(folder: str | Path, *overrides: str) -> Loaded:
     # on the CPU, client by client: the folder may come from another machine
     with TemporaryDirectory() as place:
         changed = _with(_writing_only_to(place, recorded), *overrides, "device=cpu")
-        prepared = prepare(replace(check(changed).build(), executor=Loop(compile=False)))
+        components = replace(check(changed).build(), executor=Loop(compile=False))
+        with _hinting(changed):
+            prepared = prepare(components)
     simulation = prepared.simulation
 
     @cache
@@ -154,6 +158,18 @@ def _config(folder: Path) -> DictConfig:
     if not isinstance(values, dict):
         raise UserError(f"{folder / CONFIG} holds no config")
     return OmegaConf.create(values)
+
+
+@contextmanager
+def _hinting(cfg: DictConfig) -> Iterator[None]:
+    """Adds to a fault of a key with a text, which may be a place on another machine, how `load` takes another one."""
+    try:
+        yield
+    except UserError as error:
+        key = str(error).partition(" ")[0]
+        if re.fullmatch(r"\w+(\.\w+)*", key) and isinstance(OmegaConf.select(cfg, key), str):
+            raise UserError(f'{error}; load(folder, "{key}=...") takes another one') from None
+        raise
 
 
 def _writing_only_to(place: str, cfg: DictConfig) -> DictConfig:
@@ -199,8 +215,9 @@ def _module(family: ModelFamily, values: Mapping[str, Tensor], folder: Path) -> 
     """The network of a family with these values by name, in evaluation mode."""
     with own_generators():
         module = cast(family.build(), CPU, family.dtype)
+    extra = {name: value for name, value in module.state_dict().items() if not isinstance(value, Tensor)}
     try:
-        module.load_state_dict(dict(values))  # fills in batch norm's counters, which no model of a run has
+        module.load_state_dict(extra | dict(values))  # fills in batch norm's counters, which no model of a run has
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder} has weights of another model than its {CONFIG} says: {reason}") from None

@@ -31,6 +31,7 @@ from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.delays.base import drawn_delays
 from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
+from fedlab_runner.experiment.export import check_savable
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
 from fedlab_runner.homes.base import Home
@@ -120,6 +121,8 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
         with faults("model", c.model):
             try_network(family, inputs)
     for family in families:
+        if c.logger.save_model:
+            check_savable(family)
         with faults("executor", c.executor):
             c.executor.check(family)
     validation = ClientData(inputs, targets, parts.validation, device) if any(map(len, parts.validation)) else None

@@ -65,7 +65,8 @@ def load_weights(model: nn.Module, classifier: str, path: str, network: str, hin
     `classifier` is the name of the linear layer that gives the logits, `network` what the message calls the model.
     Raises UserError that names a tensor which is missing, unknown or of another shape, and ends with `hint`.
     """
-    weights, own = read_weights(path, hint), model.state_dict()
+    weights = read_weights(path, hint)
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     head = {name for name in own if name.startswith(f"{classifier}.")}
     if weights.keys() >= head and any(weights[name].shape[:1] != own[name].shape[:1] for name in head):
         weights |= {name: own[name] for name in head}

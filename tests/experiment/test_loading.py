@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from fedlab_runner import load
 from fedlab_runner.experiment.export import save_models
 from fedlab_runner.experiment.loading import Loaded
 from fedlab_runner.experiment.run import run_in, run_whole
+from fedlab_runner.models.logistic import Logistic
+from fedlab_runner.models.pretrained import Pretrained
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.run_files import MODEL_FILE
 from tests.helpers import pictures
@@ -150,6 +153,50 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has weights of another model than its config\.yaml says: .*") as caught:
         load(tmp_path / "b")
     assert "\n" not in str(caught.value)
+
+
+class Extended(nn.Sequential):
+    """A network whose state dict has more than floats: a state of Python and complex numbers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.register_buffer("turns", torch.full((3,), 1j))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 1}
+
+
+def test_what_a_state_dict_has_besides_floats_comes_back_or_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Logistic.build
+    monkeypatch.setattr(Logistic, "build", lambda *own: Extended(build(*own)))
+    run_in(tmp_path / "a", composed(*FEDAVG, "logger.save_model=true"))
+    loaded, names = load(tmp_path / "a"), {"0.1.weight", "0.1.bias", "turns", "_extra_state"}
+    assert accuracy(loaded) == pytest.approx(loaded.metrics[-1]["test/accuracy"], abs=1e-9)
+    assert set(loaded.module.state_dict()) == names
+    begun = Pretrained(1, 8, Logistic(1, 8, False), str(tmp_path / "a" / MODEL_FILE)).build(1, 8, 10)
+    assert torch.equal(begun.state_dict()["0.1.weight"], loaded.module.state_dict()["0.1.weight"])
+    double = ("precision=float64", "rounds=0")
+    with pytest.raises(UserError, match=r"^logger\.save_model must be false for the model's turns of complex128"):
+        run_in(tmp_path / "b", composed(*FEDAVG, *double, "logger.save_model=true"))
+    run_in(tmp_path / "b", composed(*FEDAVG, *double))
+    assert load(tmp_path / "b").module.state_dict()["turns"].dtype == torch.complex128
+
+
+def test_a_run_whose_first_weights_are_gone_is_loaded_with_its_own(tmp_path: Path) -> None:
+    run_in(tmp_path / "first", composed(*FEDAVG, "logger.save_model=true"))
+    weights, own = tmp_path / "first" / MODEL_FILE, tmp_path / "second" / MODEL_FILE
+    begun = ("model=pretrained", "model@model.base=logistic", f"model.weights={weights}")
+    run_in(tmp_path / "second", composed(*FEDAVG, "logger.save_model=true", *begun))
+    wanted = load(tmp_path / "second")
+    weights.unlink()
+    with pytest.raises(UserError, match=r"^model\.weights must be a local .*; load\(folder, \"model\.weights=...\"\)"):
+        load(tmp_path / "second")
+    assert accuracy(load(tmp_path / "second", f"model.weights={own}")) == accuracy(wanted)
 
 
 def test_a_key_may_differ_on_this_machine(tmp_path: Path) -> None:
