@@ -28,6 +28,11 @@ class LoRALinear(nn.Module):
         self.lora_a = nn.Parameter(base.weight.new_empty(parts, rank, base.in_features).uniform_(-bound, bound))
         self.lora_b = nn.Parameter(base.weight.new_zeros(parts, base.out_features // parts, rank))
 
+    @property
+    def weight(self) -> Tensor:
+        """W + alpha / rank * B A, for a network that reads the layer's weight in the place of calling it."""
+        return self.base.weight + self.scale * (self.lora_b @ self.lora_a).flatten(0, 1)
+
     def forward(self, inputs: Tensor) -> Tensor:
         parts, rank, _ = self.lora_a.shape
         low = F.linear(inputs, self.lora_a.flatten(0, 1)).view(*inputs.shape[:-1], parts, rank)

@@ -26,7 +26,10 @@ class Mix:
             wanted: int | None = getattr(self, name)
             for i, model in enumerate(self.models):
                 if (of_model := getattr(model, name)) not in (None, wanted):
-                    raise ValueError(f"{name} must be null in models[{i}] or {wanted} as for all, got {of_model}")
+                    same = "null" if wanted is None else f"null or {wanted}"
+                    raise ValueError(
+                        f"{name} must be {same} in models[{i}] as for all, got {of_model}: set model.{name} for all"
+                    )
 
     def architectures(self) -> Sequence[Architecture]:
         return self.models

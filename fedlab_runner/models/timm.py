@@ -62,13 +62,16 @@ class Timm(Architecture):
             arguments["drop_rate"] = self.drop_rate
         if source.fixed_input_size:  # timm's mark of a model that takes img_size
             arguments["img_size"] = image_size
-        dtype = torch.get_default_dtype()
+        dtype, overlay = torch.get_default_dtype(), dict[str, Any]()
         if self.weights is not None:
             overlay = _overlay(self.weights, source.classifier, num_classes)
             arguments |= {"pretrained_cfg_overlay": overlay, "num_classes": overlay["num_classes"]}
             if any(value.dtype == torch.float64 for value in overlay.get("state_dict", {}).values()):
                 dtype = torch.float64  # a network of float32 would round them, also for a run in float64
         try:
+            if "state_dict" in overlay:
+                channels_of_file = self._channels(source, overlay["state_dict"], arguments)
+                overlay["input_size"] = (channels_of_file, *source.input_size[1:])
             with _hub() if self.pretrained else nullcontext(), _default(dtype):
                 model: Any = timm.create_model(self.name, self.pretrained or self.weights is not None, **arguments)
         except Exception as error:  # timm, the architecture and the download can raise anything
@@ -107,6 +110,22 @@ class Timm(Architecture):
             "model_args": {**self.kwargs, **sized, "in_chans": channels},
             "pretrained_cfg": about,
         }
+
+    def _channels(self, source: Any, weights: dict[str, torch.Tensor], arguments: dict[str, Any]) -> int:
+        """The channels of a file's network, by its first convolution; those of timm's own weights if it has none."""
+        import timm
+
+        usual: int = source.input_size[0]
+        names = (source.first_conv,) if isinstance(source.first_conv, str) else source.first_conv or ()
+        shapes = {name: weights[f"{name}.weight"].shape for name in names if f"{name}.weight" in weights}
+        name, shape = next(((name, shape) for name, shape in shapes.items() if len(shape) == 4), ("", ()))
+        if not shape or shape[1] == usual:
+            return usual
+        with torch.device("meta"):
+            model: Any = timm.create_model(self.name, **arguments)
+        # a convolution may read several values of a channel, such as those of 4 x 4 pixels
+        channels: int = shape[1] * arguments["in_chans"] // model.get_submodule(name).weight.shape[1]
+        return max(1, channels)
 
     def _refused(self, error: Exception) -> UserError:
         reason = _first_line(error)
@@ -157,6 +176,11 @@ def _overlay(path: str, classifier: str | tuple[str, ...] | None, num_classes: i
     if path.endswith(".npz"):
         return {"file": str(find_weights(path, HINT)), "custom_load": True, "num_classes": num_classes}
     weights = read_weights(path, HINT)
+    if any(name.endswith(".lora_a") for name in weights):
+        raise UserError(
+            f"weights must be without LoRA, got '{path}', which a run with LoRA has saved: begin from it with "
+            "model=pretrained model@model.base=vit_lora"
+        )
     heads = (classifier,) if isinstance(classifier, str) else classifier or ()
     classes = [len(weights[f"{head}.weight"]) for head in heads if f"{head}.weight" in weights]
     return {"state_dict": weights, "num_classes": classes[0] if classes else 0, "label_offset": 0}
@@ -178,4 +202,9 @@ def _check(model: nn.Module, channels: int, image_size: int, num_classes: int, n
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(":")
+    """The first line of a message; if it ends in a colon, also the first thing that the second line lists."""
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    if not first.endswith(":") or not others:
+        return first.rstrip(":")
+    listed, more, _ = others[0].strip().partition('", ')
+    return f"{first} {listed}{more[:1]}"

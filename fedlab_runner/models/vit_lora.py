@@ -1,6 +1,8 @@
 """A Vision Transformer (Dosovitskiy et al., ICLR 2021) that trains only LoRA and the classifier."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -52,10 +54,13 @@ class ViTLoRA(Architecture):
         if self._from_scratch:
             model.reset_classifier(num_classes)
         try:
-            add_lora(model, TARGETS, self.rank, self.alpha)
+            adapted = add_lora(model, TARGETS, self.rank, self.alpha)
+            _check_each_block(model, adapted)
         except ValueError as error:
             raise UserError(f"name must be a Vision Transformer of timm, got '{self.name}': {error}") from error
-        model.get_classifier().requires_grad_(True)
+        heads = model.get_classifier()  # a distilled network has two
+        for head in heads if isinstance(heads, tuple) else (heads,):
+            head.requires_grad_(True)
         network: nn.Module = model
         return network
 
@@ -65,3 +70,11 @@ class ViTLoRA(Architecture):
 
     def _timm(self) -> Timm:
         return Timm(self.channels, self.image_size, self.name, self.pretrained, self.weights, 0.0, {})
+
+
+def _check_each_block(model: nn.Module, adapted: Sequence[str]) -> None:
+    """Raises ValueError if the attention of a block lacks a layer that the other blocks' attention has with LoRA."""
+    attention = [name for name, _ in model.named_modules() if fnmatchcase(name, "blocks.*.attn")]
+    wanted = [f"{name}.{target.rpartition('.')[2]}" for name in attention for target in TARGETS]
+    if missing := [name for name in wanted if name not in adapted]:
+        raise ValueError(f"no linear layer of {type(model).__name__} has the name {missing[0]}")

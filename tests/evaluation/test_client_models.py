@@ -160,7 +160,11 @@ def test_a_mix_runs_and_says_how_each_architecture_does(tmp_path: Path) -> None:
         (["model=mix", "model.models=[]"], r"^model\.models must be a list of models"),
         (
             ["model=dfml/h1_cnn", "model.models.0.image_size=28"],
-            r"^model\.image_size must be null in models\[0\] or 32",
+            r"^model\.image_size must be null or 32 in models\[0\] as for all, got 28: set model\.image_size for all$",
+        ),
+        (
+            ["model=dfml/h1_cnn", "model.image_size=null", "model.models.0.image_size=28"],
+            r"^model\.image_size must be null in models\[0\] as for all, got 28: set model\.image_size for all$",
         ),
         (["algorithm=dfml", "model=dfml_cnn", "model.widths=[8,8,8,8]"], r"^model\.image_size must be >= 16 for 4 lay"),
         (["client_split.validation=1.0"], r"^client_split.validation must be in \[0, 1\), got 1\.0$"),

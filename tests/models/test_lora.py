@@ -65,6 +65,7 @@ def test_a_layer_starts_as_its_base_and_is_then_changed_by_scaled_b_a_in_each_sl
     nn.init.normal_(layer.lora_b)
     change = torch.cat([b @ a for a, b in zip(layer.lora_a, layer.lora_b, strict=True)])  # [12, 6]
     torch.testing.assert_close(layer(inputs), inputs @ (base.weight + 8 / 2 * change).T + base.bias)
+    torch.testing.assert_close(layer(inputs), inputs @ layer.weight.T + base.bias)  # as BEiT computes
     assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["lora_a", "lora_b"]
     assert layer.lora_a.abs().max() <= 6**-0.5 and layer.lora_a.std() > 0.1
 
@@ -122,6 +123,12 @@ def test_vit_b16_trains_294912_values_of_lora_and_769_a_class(num_classes):
     assert sum(n for name, n in trained.items() if ".lora_" in name) == 294_912
     assert sum(trained.values()) == 294_912 + 769 * num_classes
     assert {name for name in trained if ".lora_" not in name} == {"head.weight", "head.bias"}
+
+
+def test_both_heads_of_a_distilled_network_are_trained():
+    model = ViTLoRA(1, 16, "deit_tiny_distilled_patch16_224", False, None, 4, 8.0).build(1, 16, CLASSES)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad and ".lora_" not in name}
+    assert trained == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
 
 
 def test_the_model_starts_as_the_frozen_one_with_the_same_head():
@@ -296,6 +303,12 @@ def test_a_npz_of_another_architecture_is_refused(tmp_path, drop):
         vit(weights=str(tmp_path / "w.npz")).build(3, 32, CLASSES)
 
 
+def test_weights_with_lora_of_their_own_are_refused_with_the_way_to_begin_from_them(tmp_path):
+    torch.save(vit().build(3, 32, CLASSES).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(UserError, match=r"^weights .*w\.pt'.* model=pretrained model@model\.base=vit_lora$"):
+        vit(weights=str(tmp_path / "w.pt")).build(3, 32, CLASSES)
+
+
 def test_a_run_warns_once_of_a_backbone_that_stays_random(tmp_path, caplog):
     torch.save(ViTLoRA(3, 32, "test_vit", False, None, 2, 2.0).build(3, 32, 10).state_dict(), tmp_path / "w.pt")
     assert not caplog.records, "building has no side effects"
@@ -327,6 +340,10 @@ def test_nothing_is_downloaded_unless_asked_for(monkeypatch):
         (
             lambda: vit("test_resnet").build(3, 64, CLASSES),
             "name must be a Vision Transformer of timm, got 'test_resnet': no linear layer .*",
+        ),
+        (
+            lambda: vit("convit_tiny").build(3, 32, CLASSES),
+            "name must be a Vision Transformer of timm, got 'convit_tiny': .* has the name blocks.0.attn.qkv",
         ),
         (lambda: vit("vit_bas_patch16_224").build(3, 32, CLASSES), "name must be a timm model, .*"),
     ],

@@ -533,10 +533,33 @@ def test_timm_weights_are_adapted_to_other_sizes_and_channels(tmp_path):
     torch.testing.assert_close(loaded.patch_embed.proj.weight, saved.patch_embed.proj.weight.sum(1, keepdim=True))
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "saved", "wanted", "classes"),
+    [
+        ("test_vit", 32, 1, 3, 5),
+        ("test_vit", 32, 1, 1, 7),
+        ("test_vit", 32, 4, 4, 5),
+        ("crossvit_9_240", 240, 1, 3, 7),  # two first convolutions
+        ("tresnet_m", 64, 1, 1, 5),  # the first convolution reads 4 x 4 pixels
+        ("tresnet_m", 64, 3, 1, 7),
+    ],
+)
+def test_timm_weights_of_any_channels_are_taken(tmp_path, caplog, name, size, saved, wanted, classes):
+    source = Timm(saved, size, name, False, None, 0.0, {}).build(saved, size, 5)
+    save_file(source.state_dict(), tmp_path / "w.safetensors")
+    weights = str(tmp_path / "w.safetensors")
+    loaded = Timm(wanted, size, name, False, weights, 0.0, {}).build(wanted, size, classes)
+    stems = loaded.pretrained_cfg["first_conv"]
+    for stem in [stems] if isinstance(stems, str) else stems:
+        found, given = (model.get_submodule(stem).weight.sum(1) for model in (loaded, source))
+        torch.testing.assert_close(found, given)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("num_classes", [5, 1000])  # with other classes timm alone would ignore every foreign name
 def test_timm_weights_of_another_architecture_are_refused(tmp_path, num_classes):
     save_timm(tmp_path / "w.pth", num_classes, "test_resnet")
-    with pytest.raises(UserError, match=r"^weights must fit timm's 'test_vit', got '.*w\.pth': [^\n]*$"):
+    with pytest.raises(UserError, match=r"^weights must fit timm's 'test_vit', got '.*w\.pth': .* \"cls_token\"$"):
         timm_model(weights=str(tmp_path / "w.pth")).build(3, 32, 5)
 
 
