@@ -86,8 +86,8 @@ class WandbTracker:
         run = self._run
         self._try(lambda: run.define_metric("round"), "did not take the x axis")
         self._try(lambda: run.define_metric("*", step_metric="round"), "did not take the x axis")
-        self._first = 0 if run.offline else self._try(lambda: run.step, "did not say where the run stands") or 0
         if not run.offline:
+            self._first = self._try(lambda: run.starting_step, "did not say where the run stands") or 0
             self._try(
                 lambda: service.listen(lambda text: self._warn_incomplete(run, text)), "does not say what it lacks"
             )
