@@ -18,7 +18,7 @@ from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.layers.kinds import batch_norms, drops_out, has_convolution, keeps_statistics
 from fedlab_runner.core.layers.norms import prepare_norms
 from fedlab_runner.core.layers.replacement import cast, prepare
-from fedlab_runner.core.layers.tied import call, first_names, tied_names
+from fedlab_runner.core.layers.tied import call, check_memory, first_names, tied_names
 from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, torch_seed
@@ -131,7 +131,9 @@ class ModelFamily:
         return self.__dict__ | {"compiled": {}}
 
     def _prepared(self) -> nn.Module:
-        module = cast(self._build(), self.device, self.dtype)
+        module = self._build()
+        check_memory(module)  # before a cast copies
+        module = cast(module, self.device, self.dtype)
         prepare_norms(module, self.autocast)
         return prepare(module, self.autocast)
 

@@ -115,12 +115,16 @@ class WandbTracker:
             return self._settle(last=False)
         if self._run is None or self._last < self._first:
             return
-        numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)} | self._media
-        run, self._media = self._run, {}
-        for key in numbers.keys() - self._defined:
+        numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
+        run, media, self._media = self._run, self._media, {}
+        for key in (numbers.keys() | media.keys()) - self._defined:
             self._define(run, key)
         # Without commit=True a row stays open until the next one, so that the last tables and images can join the last
         # row.
+        if media:
+            problem = f"did not take {', '.join(media)} of round {self._last}"
+            if self._try(lambda: run.log(numbers | media, step=self._last) is None, problem):
+                return
         self._try(lambda: run.log(numbers, step=self._last), "did not take a round")
 
     def _define(self, run: "wandb.Run", key: str) -> None:

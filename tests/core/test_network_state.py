@@ -242,7 +242,26 @@ def with_first(change: Callable[[nn.Module], nn.Module]) -> Build:
     return build
 
 
+def sharing(tie: Callable[[nn.Linear, nn.Linear], object]) -> Build:
+    """A network of which two layers have one memory."""
+
+    def build() -> nn.Module:
+        first, second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        tie(first, second)
+        return nn.Sequential(first, second, nn.Linear(FEATURES, CLASSES))
+
+    return build
+
+
 REFUSED: dict[str, tuple[Build, str]] = {
+    "one memory": (
+        sharing(lambda a, b: setattr(b.weight, "data", a.weight.data)),
+        r"the model's 0.weight and 1.weight share memory and would part in training: assign the parameter itself",
+    ),
+    "the memory of a row": (
+        sharing(lambda a, b: b.register_buffer("row", a.weight.detach()[2])),
+        "0.weight and 1.row share memory",
+    ),
     "a weight assigned": (
         lambda: Written(assigns=True),
         "in the place of its parameter weight, as self.weight",
@@ -288,6 +307,7 @@ TRAINS: dict[str, tuple[Build, bool, bool]] = {
     "frequencies": (lambda: Words(scale_grad_by_freq=True), False, True),
     "a branch": (Branching, False, True),
     "unused": (Unused, False, False),
+    "tied": (sharing(lambda a, b: setattr(b, "weight", a.weight)), False, False),
     "weight norm": (with_first(parametrizations.weight_norm), False, False),
     "old weight norm": (with_first(weight_norm), False, False),
     "spectral norm": (with_first(parametrizations.spectral_norm), False, True),

@@ -21,6 +21,14 @@ def layered() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, CLASSES))
 
 
+def tied() -> nn.Module:
+    """Two layers with one weight, of which the second has two names."""
+    network = mlp()
+    first, last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+    last.weight = first.weight
+    return nn.ModuleDict({"first": first, "last": last, "same": last, "rest": network})
+
+
 def kept(choice: Home | None, build: Any) -> set[str]:
     """The names of the tensors that lie in the mask as a whole; the others lie outside of it as a whole."""
     family = model_family(build)
@@ -46,6 +54,8 @@ NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
         (home("prefixes"), normed, set()),
         (home("prefixes", prefixes=["0"]), normed, {"0.weight", "0.bias"}),
         (home("prefixes", prefixes=["0.bias", "3"]), normed, {"0.bias", "3.weight", "3.bias"}),
+        (home("prefixes", prefixes=["last"]), tied, {"first.weight", "last.bias"}),
+        (home("prefixes", prefixes=["same.bias"]), tied, {"last.bias"}),
         (home("prefixes", prefixes=[""]), mlp, {"0.weight", "0.bias", "2.weight", "2.bias"}),
     ],
 )

@@ -283,6 +283,28 @@ def test_tables_and_images_join_a_round(tmp_path: Path) -> None:
     assert list(media.rglob("*.png")) and list(media.rglob("*.table.json"))
 
 
+def test_a_table_that_is_not_taken_leaves_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import wandb
+
+    def log(run: Any, values: dict[str, Any], step: int) -> None:
+        if "partition" in values:
+            raise OSError("read-only file system")
+        taken(run, values, step=step)
+
+    taken = wandb.Run.log
+    with monkeypatch.context() as patch, recorder(tmp_path, logger(tmp_path)) as one:
+        patch.setattr(wandb.Run, "log", log)
+        one.start(-1)
+        one.table("partition", ["client"], [[0]])
+        for round in range(3):
+            one.log(round, {"x": 1.0 + round}, {})
+    assert [row["x"] for row in wandb_files.history(wandb_file(tmp_path))] == [1.0, 2.0, 3.0]
+    (warning,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+    assert warning.startswith("W&B did not take partition of round 0 (")
+
+
 def test_the_model_is_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
@@ -17,6 +18,30 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     """Those of `first_names` that belong to another layer than the first name does."""
     own = {name for prefix, layer in module.named_modules() for name in _own_names(prefix, layer)}
     return {name: first for name, first in first_names(module).items() if name in own}
+
+
+def check_memory(module: nn.Module) -> None:
+    """Raises ValueError if a trainable parameter has memory in common with another parameter or a buffer, and they are
+    not one tensor: a model has values for each, so that they would part.
+    """
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    spans = sorted((*_span(value), name) for name, value in values.items() if not is_lazy(value) and value.numel())
+    begun: tuple[int, int, str] | None = None  # the span so far that ends last
+    for span in spans:
+        begin, end, name = span
+        if begun is not None and begin < begun[1] and (values[name].requires_grad or values[begun[2]].requires_grad):
+            raise ValueError(
+                f"the model's {begun[2]} and {name} share memory and would part in training: assign the parameter "
+                "itself, as b.weight = a.weight, or give one of them a copy"
+            )
+        if begun is None or end > begun[1]:
+            begun = span
+
+
+def _span(value: Tensor) -> tuple[int, int]:
+    """The first address of a tensor, and the one behind it."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
 
 
 def call(module: nn.Module, values: dict[str, Tensor], tied: dict[str, str], inputs: Tensor) -> Tensor:
