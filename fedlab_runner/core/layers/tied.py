@@ -25,7 +25,8 @@ def check_memory(module: nn.Module) -> None:
     not one tensor: a model has values for each, so that they would part.
     """
     values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    spans = sorted((*_span(value), name) for name, value in values.items() if not is_lazy(value) and value.numel())
+    held = {name: value for name, value in values.items() if not (value.is_meta or is_lazy(value))}
+    spans = sorted((*_span(value), name) for name, value in held.items() if value.numel())
     begun: tuple[int, int, str] | None = None  # the span so far that ends last
     for span in spans:
         begin, end, name = span
