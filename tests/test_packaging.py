@@ -39,7 +39,7 @@ def test_the_wheel_is_told_to_carry_the_configs() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"conf": "fedlab_runner/conf"}
     scripts = {"fedlab": "fedlab_runner.__main__:command", "fedlab-report": "fedlab_runner.report.cli:main"}
     assert PROJECT["project"]["scripts"] == scripts | {
-        "fedlab-dashboard": "fedlab_runner.tracking.wandb_workspace:main",
+        "fedlab-dashboard": "fedlab_runner.report.wandb_workspace:main",
         "fedlab-verify": "fedlab_runner.verify.cli:main",
     }
 

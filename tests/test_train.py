@@ -126,7 +126,7 @@ for arguments in {LIGHT}:
             (
                 "from fedlab_runner.report.cli import main; main(['nowhere'])",
                 "from fedlab_runner.report.cli import main; main(['--help'])",
-                "from fedlab_runner.tracking.wandb_workspace import main; main(['--help'])",
+                "from fedlab_runner.report.wandb_workspace import main; main(['--help'])",
                 "from fedlab_runner.verify.cli import main; main(['--help'])",
                 "from fedlab_runner.verify.cli import main; main(['x.zip', '--rounds', '-1'])",
             ),

@@ -8,7 +8,7 @@ import pytest
 
 from fedlab_runner import train
 from fedlab_runner.report import cli as report
-from fedlab_runner.tracking import wandb_workspace
+from fedlab_runner.report import wandb_workspace
 from fedlab_runner.verify import cli as verify
 
 

@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from fedlab_runner.core.metric_names import cell_of
+from fedlab_runner.experiment.provenance import COMMANDS_FILE
 from fedlab_runner.plots import diagnostics
-from fedlab_runner.tracking import wandb_workspace
+from fedlab_runner.report import wandb_workspace
+from fedlab_runner.sweep import states
+from fedlab_runner.sweep.records import Job
 from fedlab_runner.utils import checksummed_json
 from tests.helpers.paths import ROOT
 from tests.helpers.wandb_server import WandbServer
@@ -21,17 +25,33 @@ from tests.helpers.wandb_server import WandbServer
 def command(folder: Path, url: str, *arguments: str, key: str = "0" * 40) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment |= {"WANDB_BASE_URL": url, "WANDB_API_KEY": key, "HOME": str(folder), "NO_PROXY": "127.0.0.1"}
-    start = [sys.executable, "-m", "fedlab_runner.tracking.wandb_workspace", *arguments]
+    start = [sys.executable, "-m", "fedlab_runner.report.wandb_workspace", *arguments]
     return subprocess.run(start, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def sweep_of(outputs: Path, *names: str) -> Path:
+    """The folder of a sweep in `outputs` whose runs W&B knows as `<name>-0a1b`, with a job that was refused."""
+    sweep = outputs / "sweeps" / "algorithm_seed-1a2b3c4d"
+    (sweep / "jobs").mkdir(parents=True)
+    for name in (*names, "invalid-3"):
+        (outputs / name).mkdir()
+        job = Job([f"algorithm={name}"], 0, states.FINISHED, 0.5, f"outputs/{name}")
+        (sweep / "jobs" / f"{name}.json").write_text(checksummed_json.text(asdict(job)))
+    for name in names:
+        start = json.dumps({"tracked_as": f"{name}-0a1b"}) + "\n"
+        (outputs / name / COMMANDS_FILE).write_text(start)
+    return sweep
+
+
+def test_a_sweep_has_the_ids_that_its_runs_have_in_wandb(tmp_path: Path) -> None:
+    """Outside of `outputs` these are not the names of the folders; a job that was refused has no run."""
+    sweep = sweep_of(tmp_path, "fedavg-1", "feddle-2")
+    assert wandb_workspace.runs_of(sweep) == ["fedavg-1-0a1b", "feddle-2-0a1b"]
 
 
 def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
     pytest.importorskip("wandb_workspaces")
-    sweep = tmp_path / "sweeps" / "algorithm_seed-1a2b3c4d"
-    (sweep / "jobs").mkdir(parents=True)
-    for name in ("fedavg-1", "feddle-2"):
-        record = checksummed_json.text({"folder": f"outputs/{name}", "status": "finished"})
-        (sweep / "jobs" / f"{name}.json").write_text(record)
+    sweep = sweep_of(tmp_path, "fedavg-1", "feddle-2")
     with WandbServer() as server:
         ran = command(tmp_path, server.url, "--sweep", str(sweep))
         (view,) = server.views
@@ -49,7 +69,7 @@ def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
     }
     assert all(line["xAxis"] == "round" and line["groupAgg"] == "mean" for line in lines)
     (runs,) = spec["section"]["runSets"]
-    assert all(name in json.dumps(runs["filters"]) for name in ("fedavg-1", "feddle-2"))
+    assert all(name in json.dumps(runs["filters"]) for name in ("fedavg-1-0a1b", "feddle-2-0a1b"))
     assert {"section": "run", "name": "group"} in runs["grouping"], "seeds of a setting are one line"
     assert all(line["groupBy"] == "group" and line["limit"] >= 1000 for line in lines)
 

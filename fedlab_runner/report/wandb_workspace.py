@@ -9,13 +9,14 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.report import bundle
+from fedlab_runner.sweep import records
 from fedlab_runner.tracking.reachability import REQUEST_TIMEOUT_SECONDS, Reach
 from fedlab_runner.tracking.wandb_service import server
-from fedlab_runner.utils import checksummed_json, streams
+from fedlab_runner.utils import streams
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import check_working_folder
 
@@ -169,12 +170,11 @@ def workspace(entity: str, project: str, sweep: Path | None) -> Any:
 
 
 def runs_of(sweep: Path) -> list[str]:
-    """The ids of the runs of a sweep: the names of their folders."""
-    found = []
-    for path in sorted((sweep / "jobs").glob("*.json")):
-        with suppress(OSError, checksummed_json.Damaged):
-            found.append(Path(str(checksummed_json.read(path).get("folder", ""))).name)
-    return sorted(filter(None, found))
+    """The ids in W&B of the runs of a sweep, as each run's last start notes it."""
+    jobs = [job for row in records.read(sweep) for job in row.jobs]
+    folders = [records.run_folder(sweep, job.folder) for job in jobs if job.folder]
+    noted = {bundle.last_start(folder).get("tracked_as") for folder in folders if folder is not None}
+    return sorted(each for each in noted if isinstance(each, str))
 
 
 @streams.protected()
