@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedlab_runner.core.metric_names import FILE_ONLY, is_share
+from fedlab_runner.tracking import wandb_file
 from fedlab_runner.tracking import wandb_service as service
 from fedlab_runner.tracking.attempts import Attempts
 from fedlab_runner.tracking.jsonl import Row
@@ -29,7 +30,7 @@ class WandbTracker:
     """A W&B run under this run's id, whose history equals the run's files.
 
     A continued online run sends the rounds that the server lacks. A continued offline run writes all rounds into a new
-    file and, when that is closed, removes the older files of the same id.
+    file and, when that is closed and whole, removes the older files of the same id.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class WandbTracker:
         self._older: list[Path] = []  # offline files that the new ones will replace
         self._first = 0  # the first round to be sent
         self._last = 0
+        self._rows = 0  # the rounds that W&B took
         self._media: dict[str, Any] = {}
         self._media_names: set[str] = set()
         self._defined: set[str] = set()  # the keys whose summary W&B knows
@@ -121,11 +123,10 @@ class WandbTracker:
             self._define(run, key)
         # Without commit=True a row stays open until the next one, so that the last tables and images can join the last
         # row.
-        if media:
-            problem = f"did not take {', '.join(media)} of round {self._last}"
-            if self._try(lambda: run.log(numbers | media, step=self._last) is None, problem):
-                return
-        self._try(lambda: run.log(numbers, step=self._last), "did not take a round")
+        problem = f"did not take {', '.join(media)} of round {self._last}"
+        taken = bool(media) and self._try(lambda: run.log(numbers | media, step=self._last) is None, problem)
+        if taken or self._try(lambda: run.log(numbers, step=self._last) is None, "did not take a round"):
+            self._rows += 1
 
     def _define(self, run: "wandb.Run", key: str) -> None:
         """Adds a metric's best value, if it has one, to W&B's summary, and hides the charts of pictures' sizes."""
@@ -177,15 +178,20 @@ class WandbTracker:
         try:
             run.finish(exit_code=exit_code)
         except Exception as error:
-            self._warn_incomplete(run, f"it could not finish: {service.line(error)}")
-            if service.has_ended(error):
+            ended = service.has_ended(error)
+            self._warn_incomplete(run, f"it could not finish: {service.line(error)}", cut=ended)
+            if ended:
                 self._try(service.teardown, "did not stop")
             return
         finally:
             if not run.offline:
                 self._try(lambda: service.listen(None), "still sends messages")
-        if not (_segment(run) / f"run-{self._run_id}.wandb").is_file():
+        file = _segment(run) / f"run-{self._run_id}.wandb"
+        if not file.is_file():
             _log.warning("W&B lacks the run: %s was removed; the run's own files are not affected", _segment(run))
+        elif run.offline and not self._try(lambda: wandb_file.is_whole(file, self._rows), "cannot be read back"):
+            kept = "; older copies stay" if self._older else ""
+            self._warn_incomplete(run, f"{short_path(file)} ends early, as on a full disk{kept}", cut=True)
         elif run.offline:
             for older in self._older:
                 shutil.rmtree(older, ignore_errors=True)
@@ -254,13 +260,15 @@ class WandbTracker:
         else:
             _log.info("W&B is online: %s", run.url)
 
-    def _warn_incomplete(self, run: "wandb.Run", reason: str) -> None:
-        """Warns once that W&B lacks some of the run; `wandb sync` needs a flag for an online run."""
+    def _warn_incomplete(self, run: "wandb.Run", reason: str, cut: bool = False) -> None:
+        """Warns once that W&B lacks some of the run. `wandb sync` needs a flag for an online run, and does not help if
+        W&B's file is `cut`.
+        """
         if not self._incomplete:
             self._incomplete = True
             command = f"wandb sync {'' if run.offline else '--include-online '}{short_path(_segment(run))}"
-            told = "W&B lacks some of the run (%s): the run's own files have it, `%s` uploads it later"
-            _log.warning(told, reason, command)
+            told = "" if cut else f", `{command}` uploads it later"
+            _log.warning("W&B lacks some of the run (%s): the run's own files have it%s", reason, told)
 
     def _add(self, name: str, make: Callable[[], Any]) -> None:
         value = self._try(make, f"did not take {name}")

@@ -1,35 +1,11 @@
-"""Reads what W&B wrote to disk: a log of blocks in LevelDB's format that hold protocol buffers."""
+"""What W&B wrote to disk."""
 
 import json
-import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BLOCK = 32 * 1024
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-
-
-def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file, as the messages of wandb's own schema."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data = path.read_bytes()
-    assert data[:4] == b":W&B"[: len(data)]
-    position, parts = 7, b""
-    while position + 7 <= len(data):
-        if (room := BLOCK - position % BLOCK) < 7:  # no header fits here: the block ends in zeros
-            position += room
-            continue
-        _crc, length, kind = struct.unpack_from("<IHB", data, position)
-        parts += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (FULL, LAST):
-            record = Record()
-            record.ParseFromString(parts)
-            parts = b""
-            yield record
+from fedlab_runner.tracking.wandb_file import records
 
 
 def history(path: Path) -> list[dict[str, Any]]:

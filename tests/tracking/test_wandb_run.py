@@ -23,6 +23,7 @@ from fedlab_runner.tracking import wandb_service as service
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.tracking.wandb_file import BLOCK_BYTES, records
 from fedlab_runner.tracking.wandb_run import WandbTracker
 from tests.helpers import wandb_files
 from tests.helpers.paths import ROOT
@@ -155,9 +156,7 @@ def test_the_file_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     assert (run.run_id, run.display_name, run.run_group, run.job_type) == (ID, ID, "a group", "train")
     assert list(run.tags) == ["one", "two"] and run.git.commit == "c0ffee"
     assert {key: value for key, value in wandb_files.config(path).items() if key != "_wandb"} == CONFIG
-    axes = {
-        (one.name or one.glob_name): one.step_metric for one in (r.metric for r in wandb_files.records(path)) if one
-    }
+    axes = {(one.name or one.glob_name): one.step_metric for one in (r.metric for r in records(path)) if one}
     assert axes["*"] == "round"
     assert ID in path.parent.name, "`wandb leet` lists runs by the name of this folder"
 
@@ -175,7 +174,7 @@ def test_a_run_has_a_name_tags_a_group_and_its_choices(tmp_path: Path) -> None:
     assert (run.display_name, run.run_group, run.job_type) == ("FedAvg seed=3", "FedAvg 1a2b", "FedAvg")
     assert list(run.tags) == ["one", "two", "dataset=digits"]
     assert wandb_files.config(wandb_file(tmp_path))["choices"] == {"algorithm": "fedavg"}
-    metrics = [each.metric for each in wandb_files.records(wandb_file(tmp_path)) if each.metric.ListFields()]
+    metrics = [each.metric for each in records(wandb_file(tmp_path)) if each.metric.ListFields()]
     rules = {each.name: each.summary for each in metrics if each.name}
     assert rules["test/accuracy"].max and rules["test/accuracy"].last and not rules["test/accuracy"].min
     assert rules["train/loss"].min and "comm/upload_mb" not in rules, "what has no best value keeps its last one"
@@ -208,7 +207,7 @@ def test_many_numbers_in_several_blocks(tmp_path: Path) -> None:
         for round in range(100):
             one.log(round, {f"test/accuracy/{number}": (round + number) / 7 for number in range(40)}, {})
     path = wandb_file(tmp_path)
-    assert path.stat().st_size > 3 * wandb_files.BLOCK
+    assert path.stat().st_size > 3 * BLOCK_BYTES
     assert wandb_files.history(path) == expected(tmp_path)
 
 
@@ -248,6 +247,31 @@ def test_only_own_files_that_were_not_uploaded_are_replaced(tmp_path: Path) -> N
     record(tmp_path, logger(tmp_path), -1, 3)
     assert uploaded.exists() and online.exists() and not old.parent.exists()
     assert wandb_files.history(wandb_file(tmp_path, f"{ID}-1")) == expected(tmp_path, f"{ID}-1")
+
+
+@pytest.mark.parametrize("share", [0.5, 0.98], ids=["rounds are missing", "its end is missing"])
+def test_a_file_that_a_full_disk_cuts_replaces_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, share: float
+) -> None:
+    import wandb
+
+    def finish(run: Any, exit_code: int) -> None:
+        finished(run, exit_code=exit_code)
+        path = wandb_files.wait(Path(run.settings.sync_dir) / f"run-{ID}.wandb")
+        os.truncate(path, int(share * path.stat().st_size))
+
+    record(tmp_path, logger(tmp_path), -1, 3)
+    whole, finished = wandb_file(tmp_path), wandb.Run.finish
+    monkeypatch.setattr("fedlab_runner.tracking.wandb_file.CLOSE_SECONDS", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(wandb.Run, "finish", finish)
+        record(tmp_path, logger(tmp_path), 3, 40)
+    assert [row["round"] for row in wandb_files.history(whole)] == [0, 1, 2, 3]
+    (warning,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+    assert "ends early, as on a full disk; older copies stay): the run's own files have it" in warning
+    assert "wandb sync" not in warning
+    record(tmp_path, logger(tmp_path), 40, 41)
+    assert wandb_files.history(wandb_file(tmp_path)) == expected(tmp_path), "a whole file replaces both"
 
 
 def test_runs_of_one_process_do_not_mix(tmp_path: Path) -> None:
@@ -645,6 +669,7 @@ def test_a_killed_service_is_two_lines(tmp_path: Path) -> None:
     output = resume(process)
     assert cores and 1 <= output.count("WARNING") <= 2 and "Traceback" not in output, output
     assert "Exception ignored" not in output and len(expected(tmp_path)) == 7
+    assert "wandb sync" not in output, "W&B's file ends where its process did"
 
 
 def test_a_removed_folder_is_said(tmp_path: Path) -> None:
