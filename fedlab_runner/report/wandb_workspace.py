@@ -15,7 +15,7 @@ from typing import Any
 from fedlab_runner.report import bundle
 from fedlab_runner.sweep import records
 from fedlab_runner.tracking.reachability import REQUEST_TIMEOUT_SECONDS, Reach
-from fedlab_runner.tracking.wandb_service import server
+from fedlab_runner.tracking.wandb_service import fault, server
 from fedlab_runner.utils import streams
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import check_working_folder
@@ -202,6 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         entity = given.entity or str(wandb.Api().default_entity)
         saved = workspace(entity, given.project, given.sweep).save()
     except Exception as error:  # W&B raises any error of its transport
+        if found := fault(error):
+            return _refused(found)
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return _refused(f"W&B did not save the workspace ({reason}): `wandb login` first, or look at WANDB_BASE_URL")
     streams.make_optional()  # it is saved

@@ -49,6 +49,9 @@ class WandbLogger(Logger):
     finish_timeout: float
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES and self.mode == os.environ.get("WANDB_MODE"):  # the default of the key
+            choices = ", ".join(MODES)
+            raise ValueError(f"mode must be one of {choices}, got WANDB_MODE={self.mode!r} of the environment")
         one_of(MODES, mode=self.mode)
         above(0, init_timeout=self.init_timeout, finish_timeout=self.finish_timeout)
         _check_texts(project=self.project)

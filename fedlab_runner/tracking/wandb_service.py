@@ -1,5 +1,6 @@
 """Calls to W&B's service. All runs of a process share one service."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -71,11 +72,32 @@ def has_ended(error: Exception) -> bool:
 
 
 def line(error: Exception) -> str:
-    """The cause in one line: the last line of W&B's message. Names an environment variable that W&B cannot use."""
+    """The cause in one line: what is wrong with a setting, or the last line of W&B's message."""
+    return fault(error) or last_line(error)
+
+
+def fault(error: Exception) -> str | None:
+    """What is wrong with a setting, and the variable of the environment that it comes from; None for other errors."""
     from pydantic import ValidationError  # W&B needs it
 
-    if isinstance(error, ValidationError):  # of a setting, which comes from the environment
-        fault = error.errors(include_url=False)[0]
-        name = f"WANDB_{'_'.join(map(str, fault['loc'])).upper()}"
-        return f"{name}={fault['input']!r} in the environment cannot be used: {fault['msg']}; unset {name}"
-    return last_line(error)
+    if not isinstance(error, ValidationError):
+        return None
+    first = error.errors(include_url=False)[0]
+    place, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ").rstrip(".")
+    if (name := _variable(place)) is None:
+        return f"{place}: {reason}" if place else reason
+    return f"{name}={os.environ[name]!r} in the environment cannot be used: {reason}; unset {name}"
+
+
+def _variable(setting: str) -> str | None:
+    """The variable of the environment from which W&B cannot take a setting; None without one."""
+    import wandb
+    from pydantic import ValidationError
+
+    for name in sorted(os.environ):
+        try:
+            wandb.Settings().update_from_env_vars({name: os.environ[name]})
+        except ValidationError as error:
+            if error.errors()[0]["loc"] == (setting,):
+                return name
+    return None

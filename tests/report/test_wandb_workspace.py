@@ -82,6 +82,19 @@ def test_without_a_server_or_the_extra_it_is_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_variable_that_wandb_cannot_use_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import wandb
+
+    wandb.teardown()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("WANDB_SILENT", "maybe")
+    assert wandb_workspace.main([]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: WANDB_SILENT='maybe' in the environment cannot be used: ") and "login" not in told
+
+
 def test_a_folder_that_is_no_sweep_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

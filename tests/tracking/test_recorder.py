@@ -390,3 +390,10 @@ def test_the_config_files_fit_the_classes(name: str, monkeypatch: pytest.MonkeyP
 def test_ranges(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         WandbLogger(**(FIELDS | changes))
+
+
+@pytest.mark.parametrize("mode", ["dryrun", ""])
+def test_a_mode_of_the_environment_is_called_so(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    with pytest.raises(ValueError, match=f"disabled, got WANDB_MODE='{mode}' of the environment$"):
+        WandbLogger(**(FIELDS | {"mode": mode}))

@@ -181,14 +181,21 @@ def test_a_run_has_a_name_tags_a_group_and_its_choices(tmp_path: Path) -> None:
     assert [each.options.hidden for each in metrics if each.glob_name == "curves.*"] == [True], "no chart of its size"
 
 
+@pytest.mark.parametrize(("name", "value"), [("WANDB_SILENT", ""), ("WANDB_HTTP_TIMEOUT", "soon")])
 def test_a_variable_that_wandb_cannot_use_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str
 ) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "")
+    monkeypatch.setenv(name, value)
     record(tmp_path, logger(tmp_path), -1, 2)
-    (message,) = caplog.messages if len(caplog.messages) == 1 else [caplog.messages[0]]
-    assert "WANDB_SILENT='' in the environment cannot be used" in message and message.count("\n") == 0
-    assert "unset WANDB_SILENT" in message and len(expected(tmp_path)) == 3
+    message = caplog.messages[0]
+    assert f"({name}={value!r} in the environment cannot be used" in message and message.count("\n") == 0
+    assert f"unset {name})" in message and len(expected(tmp_path)) == 3
+
+
+def test_a_setting_that_wandb_refuses_blames_no_variable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record(tmp_path, logger(tmp_path, tags=["x" * 100]), -1, 2)
+    assert caplog.messages[0].startswith("W&B could not be started (run_tags: Tag ")
+    assert "WANDB_" not in caplog.messages[0]
 
 
 def test_wandbs_own_reader_agrees(tmp_path: Path) -> None:
