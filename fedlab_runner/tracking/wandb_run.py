@@ -117,7 +117,10 @@ class WandbTracker:
             return self._settle(last=False)
         if self._run is None or self._last < self._first:
             return
-        numbers = {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
+        # NaN becomes null, as in metrics.jsonl: W&B's summary of best values stays NaN after one.
+        numbers = {
+            key: None if value != value else value for key, value in row.items() if not key.startswith(FILE_ONLY)
+        }
         run, media, self._media = self._run, self._media, {}
         for key in (numbers.keys() | media.keys()) - self._defined:
             self._define(run, key)

@@ -14,7 +14,7 @@ def history(path: Path) -> list[dict[str, Any]]:
     for record in records(path):
         if record.HasField("history"):
             items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            row = {key: "NaN" if value != value else value for key, value in items.items() if not key.startswith("_")}
+            row = {key: value for key, value in items.items() if not key.startswith("_")}
             rows.append({"_step": record.history.step.num} | row)
     return rows
 
@@ -38,3 +38,9 @@ def run(path: Path) -> Any:
 
 def config(path: Path) -> dict[str, Any]:
     return {item.key: json.loads(item.value_json) for item in run(path).config.update}
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """The last value of each key in W&B's summary."""
+    updates = [item for record in records(path) if record.HasField("summary") for item in record.summary.update]
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in updates}

@@ -119,10 +119,7 @@ def expected(folder: Path, run_id: str = ID) -> list[dict[str, Any]]:
     )
     rows = [json.loads(one) | json.loads(other) for one, other in zip(metrics, timings, strict=True)]
     shown = [{key: row[key] for key in row if "staleness_count" not in key} for row in rows]
-    return [
-        {"_step": row["round"]} | {key: "NaN" if value is None else value for key, value in row.items()}
-        for row in shown
-    ]
+    return [{"_step": row["round"]} | row for row in shown]
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +147,8 @@ def test_the_file_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     record(tmp_path, logger(tmp_path), -1, 40)
     path = wandb_file(tmp_path)
     assert wandb_files.history(path) == expected(tmp_path)
-    assert len(expected(tmp_path)) == 41 and expected(tmp_path)[2]["train/loss"] == "NaN"
+    assert len(expected(tmp_path)) == 41 and expected(tmp_path)[2]["train/loss"] is None
+    assert wandb_files.summary(path)["train/loss"] == {"last": 1 / 41, "min": 1 / 41}, "a NaN spoils no best value"
     assert wandb_files.exit_code(path) == 0
     run = wandb_files.run(path)
     assert (run.run_id, run.display_name, run.run_group, run.job_type) == (ID, ID, "a group", "train")
@@ -505,11 +503,8 @@ def assert_no_key(folder: Path) -> None:
 
 
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As the server has them, less the two keys that no two runs share, and with NaN by its name."""
-    return [
-        {key: "NaN" if value != value else value for key, value in row.items() if key not in ("_timestamp", "_runtime")}
-        for row in rows
-    ]
+    """As the server has them, less the two keys that no two runs share."""
+    return [{key: value for key, value in row.items() if key not in ("_timestamp", "_runtime")} for row in rows]
 
 
 def test_online_sends_every_round_once_over_two_sessions(tmp_path: Path) -> None:
