@@ -64,6 +64,8 @@ class Recorder:
         self._console.stop()
         self._metrics.close()
         self._timings.close()
+        if isinstance(error, Pruned):
+            self._tracker.summary({"pruned": str(error)})
         self._tracker.finish(exit_code=0 if kind in (None, Pruned) else 1)
 
     def start(self, round: int) -> None:

@@ -25,6 +25,7 @@ from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.tracking.wandb_file import BLOCK_BYTES, records
 from fedlab_runner.tracking.wandb_run import WandbTracker
+from fedlab_runner.utils.errors import Pruned
 from tests.helpers import wandb_files
 from tests.helpers.paths import ROOT
 from tests.helpers.wandb_server import Trouble, WandbServer
@@ -194,6 +195,16 @@ def test_a_setting_that_wandb_refuses_blames_no_variable(tmp_path: Path, caplog:
     record(tmp_path, logger(tmp_path, tags=["x" * 100]), -1, 2)
     assert caplog.messages[0].startswith("W&B could not be started (run_tags: Tag ")
     assert "WANDB_" not in caplog.messages[0]
+
+
+def test_a_pruned_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Pruned), recorder(tmp_path, logger(tmp_path)) as one:
+        one.start(-1)
+        one.log(0, {"x": 1.0}, {})
+        raise Pruned(0, 0.5, "worse than the median")
+    path = wandb_file(tmp_path)
+    assert wandb_files.summary(path)["summary"] == {"pruned": "pruned after round 0: worse than the median"}
+    assert wandb_files.exit_code(path) == 0
 
 
 def test_wandbs_own_reader_agrees(tmp_path: Path) -> None:
