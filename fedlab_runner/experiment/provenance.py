@@ -54,10 +54,11 @@ def codes(folder: Path) -> list[Code]:
     return [{str(name): str(hashed) for name, hashed in code.items()} for code in noted if isinstance(code, dict)]
 
 
-def tracked_as(folder: Path, name: str) -> str:
+def tracked_as(folder: Path, name: str, shared: bool) -> str:
     """The id by which W&B and its like know the run `name` in a folder: that of its last start, if
     that was in this folder or in one that exists no more (it was moved). Otherwise, as in a copy of a folder, `name` in
-    the default folder, and an id of its own in any other folder.
+    the default folder, and an id of its own in any other folder or if the place of W&B's files is `shared` with other
+    working folders.
     """
     own = re.compile(f"{re.escape(name)}(-[0-9a-f]{{4}})?", re.ASCII)
     noted = [each for each in _starts(folder) if own.fullmatch(str(each.get("tracked_as")))]
@@ -65,7 +66,8 @@ def tracked_as(folder: Path, name: str) -> str:
     if isinstance(there, str) and (there == str(folder.resolve()) or not os.path.exists(there)):
         return str(noted[-1]["tracked_as"])
     place = folder.absolute()
-    return name if place == Path("outputs", name).absolute() else f"{name}-{digest(str(place))[:4]}"
+    usual = place == Path("outputs", name).absolute() and not shared
+    return name if usual else f"{name}-{digest(str(place))[:4]}"
 
 
 def _starts(folder: Path) -> Iterator[dict[str, Any]]:

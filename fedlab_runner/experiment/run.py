@@ -117,7 +117,7 @@ def _run_locked(
     pruner.start()
     fed = prepared.simulation.fed
     fed.trainer.executor = fed.executor.bind_run(folder, c.rounds)
-    tracked_as = provenance.tracked_as(folder, name)
+    tracked_as = provenance.tracked_as(folder, name, c.logger.is_shared)
     record = partial(provenance.record, folder, command, tracked_as, torch.get_num_threads(), code, fed.family.device)
     artifacts = RunArtifacts(folder, name, checked.values, prepared, record, c.logger.draws)
     recorder = Recorder(

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedlab_runner.utils.sweep_job import FOLDER
 from fedlab_runner.utils.validate import above, one_of
@@ -27,6 +28,12 @@ class Logger:
     def draws(self) -> bool:
         """Whether this process's run draws its pictures."""
         return FOLDER not in os.environ if self.pictures is None else self.pictures
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the key `dir` is a folder outside of the working folder, which others may share."""
+        folder = os.path.abspath(os.path.expanduser(getattr(self, "dir", "")))
+        return not Path(folder).is_relative_to(Path.cwd())
 
 
 @dataclass(frozen=True)

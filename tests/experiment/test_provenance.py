@@ -136,12 +136,30 @@ def test_two_folders_of_one_run_are_two_runs_in_wandb_and_a_moved_folder_stays_o
     ] * 3
 
 
+def test_working_folders_that_share_a_folder_of_wandb_have_runs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both with the default folder of the run, `outputs/<name>`."""
+    seen: list[str] = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        cfg = composed("rounds=1", "logger=wandb", "logger.mode=disabled", "logger.dir=../shared")
+        folder = tmp_path / place / "outputs" / build.run_id(cfg)
+        run_in(folder, cfg)
+        (start,) = (json.loads(line) for line in (folder / provenance.COMMANDS_FILE).read_text().splitlines())
+        seen.append(start["tracked_as"])
+    assert len({*seen}) == 2 and all(each.startswith(f"{folder.name}-") for each in seen)
+
+
 def test_a_copied_folder_is_a_run_of_its_own_in_wandb(tmp_path: Path) -> None:
     """Also once the folder that it was copied from is moved or removed."""
 
     def started(place: str) -> str:
         (folder := tmp_path / place).mkdir(exist_ok=True)
-        provenance.record(folder, None, found := provenance.tracked_as(folder, "run"), 1, {}, torch.device("cpu"))
+        provenance.record(
+            folder, None, found := provenance.tracked_as(folder, "run", False), 1, {}, torch.device("cpu")
+        )
         return found
 
     first = started("a")
@@ -162,4 +180,4 @@ def test_a_noted_id_that_is_not_of_the_run_is_passed_over(tmp_path: Path) -> Non
         *({"tracked_as": each, "folder": gone} for each in ("run-0a1b", 3, "../x", "run-/../", "run-0a1b\n")),
     ]
     (tmp_path / provenance.COMMANDS_FILE).write_text("".join(json.dumps(each) + "\n" for each in starts))
-    assert provenance.tracked_as(tmp_path, "run") == "run-0a1b"
+    assert provenance.tracked_as(tmp_path, "run", shared=False) == "run-0a1b"
