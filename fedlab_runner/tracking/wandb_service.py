@@ -97,7 +97,7 @@ def _variable(setting: str) -> str | None:
     for name in sorted(os.environ):
         try:
             wandb.Settings().update_from_env_vars({name: os.environ[name]})
-        except ValidationError as error:
-            if error.errors()[0]["loc"] == (setting,):
+        except Exception as error:  # W&B refuses some values with errors of its own
+            if isinstance(error, ValidationError) and error.errors()[0]["loc"] == (setting,):
                 return name
     return None

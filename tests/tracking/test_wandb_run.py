@@ -197,6 +197,16 @@ def test_a_setting_that_wandb_refuses_blames_no_variable(tmp_path: Path, caplog:
     assert "WANDB_" not in caplog.messages[0]
 
 
+def test_a_variable_that_wandb_refuses_in_its_own_way_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_API_KEY", " blank ")  # refused with an error that is not pydantic's
+    monkeypatch.setenv("WANDB_SILENT", "maybe")
+    with pytest.raises(ValueError, match="boolean") as refused:
+        wandb.Settings(silent="maybe")
+    assert service.line(refused.value).startswith("WANDB_SILENT='maybe' in the environment cannot be used: ")
+
+
 def test_a_pruned_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(Pruned), recorder(tmp_path, logger(tmp_path)) as one:
         one.start(-1)
