@@ -256,11 +256,15 @@ def sharing(tie: Callable[[nn.Linear, nn.Linear], object]) -> Build:
 REFUSED: dict[str, tuple[Build, str]] = {
     "one memory": (
         sharing(lambda a, b: setattr(b.weight, "data", a.weight.data)),
-        r"the model's 0.weight and 1.weight share memory and would part in training: assign the parameter itself",
+        r"the model's 0.weight and 1.weight share memory and would part in training: assign the tensor itself",
     ),
     "the memory of a row": (
         sharing(lambda a, b: b.register_buffer("row", a.weight.detach()[2])),
         "0.weight and 1.row share memory",
+    ),
+    "the memory of a buffer": (
+        sharing(lambda a, b: (a.register_buffer("mean", row := torch.zeros(2)), b.register_buffer("first", row[:1]))),
+        "(0.mean and 1.first|1.first and 0.mean) share memory",
     ),
     "a weight assigned": (
         lambda: Written(assigns=True),

@@ -21,18 +21,21 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 
 def check_memory(module: nn.Module) -> None:
-    """Raises ValueError if a trainable parameter has memory in common with another parameter or a buffer, and they are
-    not one tensor: a model has values for each, so that they would part.
+    """Raises ValueError if a trainable parameter or a float buffer has memory in common with another parameter or
+    buffer, and they are not one tensor: a model has values of its own for each of the first two, so that they would
+    part.
     """
     values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    buffers = {name for name, value in module.named_buffers() if value.is_floating_point()}
+    own = buffers | {name for name, value in values.items() if value.requires_grad}
     held = {name: value for name, value in values.items() if not (value.is_meta or is_lazy(value))}
     spans = sorted((*_span(value), name) for name, value in held.items() if value.numel())
     begun: tuple[int, int, str] | None = None  # the span so far that ends last
     for span in spans:
         begin, end, name = span
-        if begun is not None and begin < begun[1] and (values[name].requires_grad or values[begun[2]].requires_grad):
+        if begun is not None and begin < begun[1] and own & {name, begun[2]}:
             raise ValueError(
-                f"the model's {begun[2]} and {name} share memory and would part in training: assign the parameter "
+                f"the model's {begun[2]} and {name} share memory and would part in training: assign the tensor "
                 "itself, as b.weight = a.weight, or give one of them a copy"
             )
         if begun is None or end > begun[1]:
