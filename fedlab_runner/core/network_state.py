@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedlab_runner.core.layers.tied import first_names
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.separate_module import SeparateModule
 
@@ -75,6 +76,25 @@ def check_unheld(family: ModelFamily, before: dict[str, Tensor]) -> None:
             raise ValueError(
                 f"the model changes {name}, which no model's vector holds, in forward() or train(), so that all "
                 "clients would share it: keep what changes in a float buffer, and merge no weights in train()"
+            )
+
+
+def check_saved(family: ModelFamily, change: Tensor) -> None:
+    """Raises ValueError if the network's state dict lacks a value of a model's vector that is not a constant: one that
+    differs in a fresh network, or that training changes, as the `change` [B] of the float buffers says.
+    """
+    first, module = first_names(family.module), family.module
+    saved = {first.get(name, name) for name in module.state_dict()}
+    missing = {name: place for name, place in family.layout.items() if name not in saved}
+    if not missing:
+        return
+    apart = family.init(0) != family.vector(module)
+    apart[family.num_params :] |= change != 0
+    for name, (begin, shape) in missing.items():
+        if bool(apart[begin : begin + shape.numel()].any()):
+            raise ValueError(
+                f"the model's state_dict() lacks {name}, which training changes or build() draws, so that no saved "
+                "model would have it: register a buffer with persistent=True"
             )
 
 

@@ -20,6 +20,7 @@ from fedlab_runner.core.network_state import (
     Call,
     applied,
     by_torch,
+    check_saved,
     check_unheld,
     check_ways,
     named_values,
@@ -92,6 +93,7 @@ def _check_calls(family: ModelFamily, three: Tensor, before: dict[str, Tensor], 
 
     again = trained(three)
     check_unheld(family, before)
+    check_saved(family, first.change)
     if first.differs(again):
         raise ValueError(
             "the model's logits or buffers in training depend on earlier calls, which other executors make in another "

@@ -48,7 +48,7 @@ class Centred(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.inner, self.how = mlp(), how
-        self.register_buffer("mean", torch.zeros(FEATURES))
+        self.register_buffer("mean", torch.zeros(FEATURES), persistent=how != "unsaved")
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.inner(inputs - self.mean)
@@ -57,6 +57,21 @@ class Centred(nn.Module):
                 self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
             elif self.training or self.how == "in evaluation":
                 self.mean.mul_(0.9).add_(0.1 * inputs.mean(0))
+        return logits
+
+
+class Projecting(nn.Module):
+    """Turns its inputs by a table that no saved model has: one that is drawn, or constant."""
+
+    table: Tensor
+
+    def __init__(self, drawn: bool) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("table", torch.rand(FEATURES) if drawn else torch.ones(FEATURES), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.inner(inputs * self.table)
         return logits
 
 
@@ -274,6 +289,8 @@ REFUSED: dict[str, tuple[Build, str]] = {
     "max_norm": (lambda: Words(max_norm=0.1), "changes its parameter words.weight in forward"),
     "a buffer assigned": (lambda: Centred("assigned"), r"in the place of its buffer mean, .* as self.mean.copy_\("),
     "a buffer in evaluation": (lambda: Centred("in evaluation"), "changes its buffer mean in evaluation too"),
+    "a buffer that is not saved": (lambda: Centred("unsaved"), r"state_dict\(\) lacks mean, .* persistent=True"),
+    "a table that is drawn": (lambda: Projecting(drawn=True), r"state_dict\(\) lacks table, .* persistent=True"),
     "steps as an attribute": (lambda: Counting(0), "logits or buffers in training depend on earlier calls"),
     "steps as integers": (lambda: Counting(torch.tensor(0)), "changes steps, which no model's vector holds"),
     "steps for nothing": (Silent, "changes steps, which no model's vector holds"),
@@ -306,6 +323,7 @@ def test_what_executors_would_compute_differently_is_one_line(name: str) -> None
 TRAINS: dict[str, tuple[Build, bool, bool]] = {
     "a running mean": (lambda: Centred("in place"), True, False),
     "steps as floats": (lambda: Counting(torch.tensor(0.0)), False, False),
+    "a constant table": (lambda: Projecting(drawn=False), False, False),
     "kept features": (lambda: Features(by_hook=False), False, False),
     "padding": (lambda: Words(padding_idx=0), False, True),
     "frequencies": (lambda: Words(scale_grad_by_freq=True), False, True),
