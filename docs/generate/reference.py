@@ -84,7 +84,7 @@ GROUPS = {
         "are what is tested anyway. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
         "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, and so does `hyfem` "
         "with `first_classifiers=own`; `analysis=update_cosines` refuses every one. `head` and `body` need a model "
-        "that ends in a linear layer, `norm` one with normalising layers, `prefixes` names that it has.",
+        "that ends in one linear layer, `norm` one with normalising layers, `prefixes` names that it has.",
     ),
     "aggregator": Group(
         "Aggregators",

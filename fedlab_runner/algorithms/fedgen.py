@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fedlab_runner.algorithms.shared.averaging import all_discarded, average, check_averaging, in_time, make_update
 from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.classifier import Classifier
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.losses import losses
-from fedlab_runner.core.model_family import Batch, Classifier, FunctionalModel, ModelFamily
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.optimizer import Adam, zero_slots
 from fedlab_runner.core.rng import Purpose, generator, generators, torch_seed
@@ -240,7 +241,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
 
 
 def _classifier(family: ModelFamily) -> Classifier:
-    if family.classifier is None:
+    if family.classifier is None or not family.classifier.direct:
         raise UserError("algorithm=fedgen needs a model that ends in a linear classifier, and trains it")
     return family.classifier
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fedlab_runner.core.classifier import Classifier
 from fedlab_runner.core.model_family import ModelFamily
 
 
@@ -45,6 +46,11 @@ def _both(first: ModelFamily, second: ModelFamily) -> nn.Module:
     return _Both(first.build(), second.build())
 
 
+def _inside(prefix: str, layer: Classifier | None) -> Classifier | None:
+    """The classifier of a network that is the submodule `prefix` of another."""
+    return None if layer is None else layer._replace(name=f"{prefix}.{layer.name}")
+
+
 class Pair:
     """Pairs of models of two families. In training mode their network gives both models' logits [2, b, C]."""
 
@@ -55,6 +61,7 @@ class Pair:
         self.family.draws |= second.draws
         self.family.mixes |= first.mixes or second.mixes
         self.family.alone = first.alone or second.alone
+        self.family.classifier = _inside("first", first.classifier)
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
         """Models [k, D1] and [k, D2] as pairs [k, D1 + D2], with the parameters first, as in every vector."""
@@ -100,6 +107,7 @@ class Carrying:
     def __init__(self, family: ModelFamily, count: int) -> None:
         self._sizes = [family.size, count]
         self.family = family.like(partial(_carrying, family, count))
+        self.family.classifier = _inside("network", family.classifier)
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
         """Models [k, D] and values [k, count] as models [k, D + count]."""

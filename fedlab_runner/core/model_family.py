@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlab_runner.core.classifier import Classifier, candidates
 from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.layers.kinds import batch_norms, drops_out, has_convolution, keeps_statistics
@@ -44,14 +45,6 @@ class Flops(NamedTuple):
 
     forward: int
     step: int  # forward and backward
-
-
-class Classifier(NamedTuple):
-    """The linear layer of a model that gives the logits."""
-
-    name: str
-    num_features: int
-    has_bias: bool
 
 
 class FunctionalModel:
@@ -124,7 +117,10 @@ class ModelFamily:
         self.compiled: dict[Any, Any] = {}  # compiled functions of this family, None where that failed
         self.has_convolution = has_convolution(self.module)
         self.draws = drops_out(self.module)  # whether training draws random numbers
-        self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds all three
+        self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds all four
+        layers = candidates(self.module, num_classes, trainable)
+        # The layer that gives the logits, None if none does; `core.network_trial` finds it, until then the last counts.
+        self.classifier: Classifier | None = layers[-1] if layers else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what executors have compiled, which is of one process."""
@@ -281,16 +277,6 @@ class ModelFamily:
         The cost of a step depends on it, and so does a compiled or recorded step.
         """
         return getattr(self.module, "active_part", None)
-
-    @property
-    def classifier(self) -> Classifier | None:
-        """The linear layer that gives the logits; None if the model has none or does not train it."""
-        linear = [(k, m) for k, m in self.module.named_modules() if isinstance(m, nn.Linear)]
-        if not linear or linear[-1][1].out_features != self.num_classes:
-            return None
-        name, layer = linear[-1]
-        trained = {k for k, *_ in self._params}
-        return Classifier(name, layer.in_features, layer.bias is not None) if f"{name}.weight" in trained else None
 
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
         """The minibatch of stored examples, normalised; leading dimensions are kept."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedlab_runner.core.classifier import Classifier, candidates, giving_logits
 from fedlab_runner.core.global_rng import own_generators, seeded
 from fedlab_runner.core.layers.kinds import adapts_gradients
 from fedlab_runner.core.layers.replacement import cast
@@ -39,7 +40,8 @@ LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 def try_network(family: ModelFamily, inputs: Tensor) -> None:
     """Applies a family's network to three of the stored inputs [n, ...], in evaluation and in training mode. Notes in
     `family.draws` whether it draws random numbers in training, in `family.mixes` whether it mixes the examples of a
-    minibatch, and in `family.alone` why its models cannot compute side by side.
+    minibatch, in `family.classifier` which layer gives the logits, and in `family.alone` why its models cannot compute
+    side by side.
 
     Raises ValueError if the network has nothing to train, a buffer that is not finite or a hook on a parameter, does
     not give logits, writes into its inputs, changes or keeps what `core.network_state` says, gives other logits by
@@ -53,6 +55,7 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     three = three + torch.linspace(-0.1, 0.1, three.numel()).view(three.shape).to(three)  # may be one three times
     with _in_full(family):
         _check_calls(family, three, before, remembers)
+        family.classifier = _classifier(family, three)
     with by_torch():
         flops = family.flops(three)
     if flops.step <= MAX_STEP_FLOPS:
@@ -122,6 +125,17 @@ def _check_calls(family: ModelFamily, three: Tensor, before: dict[str, Tensor], 
         )
     check_ways(family, w, example, alone)
     family.draws |= draws
+
+
+def _classifier(family: ModelFamily, three: Tensor) -> Classifier | None:
+    """The linear layer that gives the logits in evaluation; None if there is none."""
+
+    def logits(w: Tensor, inputs: Tensor) -> Tensor:
+        return applied(family, w, inputs, training=False).logits
+
+    layers = candidates(family.module, family.num_classes, family.layout)
+    one = partial(logits, shifted(family), three[:2])
+    return giving_logits(family.module, layers, one, partial(logits, family.vector(family.module), three[1:]))
 
 
 def _called(family: ModelFamily, w: Tensor, inputs: Tensor, training: bool) -> tuple[Call, bool]:

@@ -10,7 +10,7 @@ from fedlab_runner.homes.base import Home, inside, require_classifier
 
 @dataclass(frozen=True)
 class BodyHome(Home):
-    """Each client has its own layers up to the classifier (the last linear layer); clients share the classifier."""
+    """Each client has its own layers up to the classifier (the layer of the logits); clients share the classifier."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
         head = require_classifier("body", classifier)

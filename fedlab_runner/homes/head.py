@@ -10,7 +10,7 @@ from fedlab_runner.homes.base import Home, inside, require_classifier
 
 @dataclass(frozen=True)
 class HeadHome(Home):
-    """Each client has its own classifier (the last linear layer); clients share the layers before it."""
+    """Each client has its own classifier (the layer of the logits); clients share the layers before it."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
         head = require_classifier("head", classifier)

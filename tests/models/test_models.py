@@ -270,10 +270,12 @@ def test_vmap_of_training_equals_a_loop(name):
 @all_but(LARGER)
 @pytest.mark.parametrize("autocast", [None, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_the_trial_before_a_run_finds_no_fault(name, autocast):
-    """Nor does it keep models from training side by side."""
+    """Nor does it keep models from training side by side, or take another layer than the last for the classifier."""
     how = {"normalize": Normalize(None, None), "device": torch.device("cpu"), "autocast": autocast}
     family, (inputs, _) = ModelFamily(lambda: build(name), 5, **how), examples(name, 4)
+    last = family.classifier
     try_network(family, inputs)
+    assert family.classifier == last
     assert family.alone is None and not family.draws and family.mixes == family.has_batch_norm
 
 

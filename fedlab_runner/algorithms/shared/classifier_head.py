@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.model_family import Classifier, ModelFamily
+from fedlab_runner.core.classifier import Classifier
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.utils.errors import UserError
