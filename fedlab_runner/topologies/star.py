@@ -1,6 +1,7 @@
 """A star: one client in the middle."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedlab_runner.utils.validate import at_least
 class Star(Topology):
     """Each client reaches the client `center` and no other client; `center` reaches all clients."""
 
+    names_clients: ClassVar[bool] = True
     center: int
 
     def __post_init__(self) -> None:

@@ -92,6 +92,7 @@ def test_the_clients_that_are_left_out_are_named(caplog: pytest.LogCaptureFixtur
         ("participation", ("participation=fixed", "participation.clients=[0]")),
         ("delay", ("delay=from_file", "delay.path=delays.txt")),
         ("topology", ("algorithm=dec_fedavg", "topology=edge_list", "topology.path=links.txt")),
+        ("topology", ("algorithm=dec_fedavg", "topology=star", "topology.center=13")),
         ("algorithm", ("algorithm=dfml", "algorithm.fixed_aggregator=0")),
     ],
 )
