@@ -29,7 +29,13 @@ class Cutout(CropFlip):
         at_least(1, size=self.size)
 
     def num_views(self, shape: torch.Size) -> int:
-        return super().num_views(shape) * shape[1] * shape[2]
+        views, (height, width) = super().num_views(shape), shape[1:]
+        if self.size >= (most := 2 * max(height, width) - 1):
+            raise ValueError(
+                f"size must be less than {most}, as any square of that size covers all of {height}x{width} pixels, got "
+                f"{self.size}"
+            )
+        return views * height * width
 
     def views(self, drawn: np.ndarray, shape: torch.Size) -> np.ndarray:
         row, column = (drawn[:, CropFlip.numbers :] * shape[1:]).astype(np.int64).T
