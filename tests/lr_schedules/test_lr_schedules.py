@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fedlab_runner.config.build import build, conf_dir
 from fedlab_runner.lr_schedules.constant import ConstantLR
 from fedlab_runner.lr_schedules.cosine import CosineLR
 from fedlab_runner.lr_schedules.drop_to import DropToLR
@@ -11,6 +12,7 @@ from fedlab_runner.lr_schedules.exponential import ExponentialLR
 from fedlab_runner.lr_schedules.piecewise import PiecewiseLR
 from fedlab_runner.lr_schedules.step import StepLR
 from fedlab_runner.lr_schedules.warmup_cosine import WarmupCosineLR
+from tests.helpers.composed import composed
 
 
 @pytest.mark.parametrize(
@@ -75,3 +77,10 @@ def test_no_round_of_the_run_has_the_factor_0(schedule):
 def test_wrong_parameters_are_refused(make, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         make()
+
+
+@pytest.mark.parametrize("choice", sorted(path.stem for path in (conf_dir() / "lr_schedule").glob("*.yaml")))
+def test_every_choice_but_constant_changes_the_rate_in_a_run_of_the_default_length(choice):
+    config = composed(f"lr_schedule={choice}", small=False)
+    schedule = build(config).lr_schedule
+    assert (len({schedule.factor(round) for round in range(config.rounds)}) > 1) == (choice != "constant")
