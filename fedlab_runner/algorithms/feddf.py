@@ -7,6 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from fedlab_runner.algorithms.shared.server_training import (
 from fedlab_runner.algorithms.shared.teachers import answering_operations, mean_answer, mean_answers
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
-from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.validate import finite_above
 
@@ -46,14 +47,26 @@ class _FromTeachers:
         return F.kl_div(student, F.softmax(batch.targets / self.temperature, dim=-1), reduction="batchmean")
 
 
+def _knows_all(family: ModelFamily, before: Tensor, student: Tensor, teachers: Tensor) -> bool:
+    """Whether each teacher [k, D] is the student [D], a step from the model `before` [D], and trains as it answers.
+
+    Then the gradient is nothing but rounding, from which Adam makes steps as long as any others.
+    """
+    if family.mixes or family.draws:
+        return False
+    x, y = before[: family.num_params], student[: family.num_params]
+    return all(torch.equal(y, x + (teacher[: family.num_params] - x)) for teacher in teachers)
+
+
 @dataclass(frozen=True)
 class FedDF(ServerDataAlgorithm[ModelUpdate]):
     """FedAvg whose server model then learns, on the server's inputs without labels, the mean logits of the arrived
     models.
 
     The loss is KL at `temperature`. Adam clips gradients to `clip_norm`; its `lr` falls to zero (`cosine`). Server data
-    may be in- or out-of-domain. With `cache_teachers` the server computes the teachers' logits once instead of in every
-    epoch; the numbers are the same. `late_policy` and `weighting` are those of FedAvg.
+    may be in- or out-of-domain. The server does not train in a round whose teachers are all the model that it has
+    already, unless training has batch norm or dropout. With `cache_teachers` the server computes the teachers' logits
+    once instead of in every epoch; the numbers are the same. `late_policy` and `weighting` are those of FedAvg.
     """
 
     known: ClassVar[tuple[str, ...]] = ("models",)
@@ -87,6 +100,8 @@ class FedDF(ServerDataAlgorithm[ModelUpdate]):
             return state
         teachers = arrivals.upload.models
         x = average(state.params, arrivals, self.late_policy, self.weighting, server_lr=1.0)
+        if _knows_all(fed.family, state.params, x, teachers):
+            return Params(x)
         settings = self.epochs, self.batch_size, self.max_steps
         steps, size = server_steps(fed, *settings), len(require_server_data(self, fed))
 
