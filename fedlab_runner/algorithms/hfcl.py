@@ -29,7 +29,8 @@ class HFCL(ServerDataAlgorithm[Update]):
     """FedAvg over the arrived updates and an update by the server itself, which is never late.
 
     The server trains its present model with the clients' optimiser and epochs on in-domain server data. It counts by
-    its number of examples. `late_policy` and `weighting` are those of FedAvg.
+    its number of examples. `local.update_norm` bounds the clients' updates, not the server's. `late_policy`
+    and `weighting` are those of FedAvg.
     """
 
     late_policy: str

@@ -26,8 +26,8 @@ class Evaluation:
 
     - model: `server`, the server's; `client`, the client's own; `tuned`, the server's after `fine_tune_epochs` on the
       client's training examples;
-    - data: `global`, the test set; `own`, each client's own test examples; `unseen`, those of held-out clients;
-      `validation` and `train`, each client's validation and training examples.
+    - data: `global`, the test set; `own`, `validation` and `train`, the own test, validation and training examples of
+      each client that may train; `unseen`, the own test examples of held-out clients.
 
     The objective is `metric`, which may be of any cell, under the rule `summary` (best_of_last and mean_of_last over
     the `last` evaluations, best, last). The run leaves out of the test set the `held_out` examples that in-domain
