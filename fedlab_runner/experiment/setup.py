@@ -29,6 +29,7 @@ from fedlab_runner.datasets.checks import loaded
 from fedlab_runner.datasets.examples import Data, Examples, digest_of
 from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.delays.base import drawn_delays
+from fedlab_runner.delays.none import NoDelay
 from fedlab_runner.evaluation.matrix import check_matrix
 from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.export import check_savable
@@ -130,11 +131,12 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     if parts.test is not None:  # labels without noise
         inputs, targets = (test.inputs, test.targets) if parts.from_test_set else (inputs, data.train.targets)
         client_tests = ClientData(inputs, targets, parts.test, device)
+    delay = NoDelay("client") if c.algorithm.decentralized else c.delay
     with faults("participation", c.participation), faults("delay", c.delay):
-        clock = RoundClock(client_data.num_examples, c.participation, c.delay, c.seed)
-        delays = drawn_delays(c.delay, generator(c.seed, Purpose.DELAY), np.arange(client_data.num_clients))
+        clock = RoundClock(client_data.num_examples, c.participation, delay, c.seed)
+        delays = drawn_delays(delay, generator(c.seed, Purpose.DELAY), np.arange(client_data.num_clients))
     with faults("topology", c.topology):
-        topology = draw_topology(c, delays)
+        topology = draw_topology(c, client_data.num_clients)
     most = max(
         [*client_data.num_examples, *(len(each) for each in server_data.values() if each is not None)], default=0
     )
@@ -282,18 +284,17 @@ def model_families(c: Components, data: Data, device: torch.device, num_clients:
     return [family(model) for model in models]
 
 
-def draw_topology(c: Components, delays: np.ndarray) -> np.ndarray | None:
-    """The topology [N, N] of a decentralised algorithm, drawn from the seed and logged; None for other algorithms.
-
-    Warns of a topology, or of `delays` [N] in rounds, that the algorithm does not use.
+def draw_topology(c: Components, num_clients: int) -> np.ndarray | None:
+    """The topology [N, N] of a decentralised algorithm, drawn from the seed and logged; None for others. It warns
+    of a topology or a delay that the algorithm does not use.
     """
     name = c.algorithm.name
     if not c.algorithm.decentralized:
         if not isinstance(c.topology, Mesh):
             _log.warning("algorithm=%s has a server: the topology is not used", name)
         return None
-    if delays.any():
+    if not isinstance(c.delay, NoDelay):
         _log.warning("algorithm=%s has no server, so that no client is late: the delay is not used", name)
-    linked = drawn_links(c.topology, generator(c.seed, Purpose.TOPOLOGY), len(delays))
+    linked = drawn_links(c.topology, generator(c.seed, Purpose.TOPOLOGY), num_clients)
     _log.info("topology: %s", describe(linked))
     return linked

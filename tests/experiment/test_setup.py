@@ -114,18 +114,14 @@ def test_no_client_that_the_config_has_by_number_becomes_another(
     [
         (1, ("participation=fixed", "participation.clients=[1]")),
         (13, ("algorithm=fedavg", "topology=edge_list", "topology.path=unused")),
-        (13, ("algorithm=dec_fedavg", "delay=from_file", "delay.path=delays.txt")),
+        (13, ("algorithm=dec_fedavg", "delay=from_file", "delay.path=unused")),
     ],
 )
 def test_clients_that_keep_their_numbers_or_whose_numbers_nobody_reads_are_left_out(
     second: int,
     config: tuple[str, ...],
     caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "delays.txt").write_text("0\n0\n")
     alone = [each for each in ALONE if "cohort_size" not in each]
     components = build(composed(*alone, "num_clients=14", *config, small=False))
     if "participation=fixed" not in config:
