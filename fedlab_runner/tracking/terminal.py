@@ -1,4 +1,4 @@
-"""The live view of a run: a progress bar on a terminal, else a log line now and then.
+"""The live view of a run: a progress bar where one can be drawn, else a log line now and then.
 
 `fedlab_runner.utils.streams` sees to it that a lost terminal cannot stop a run.
 """
@@ -41,15 +41,15 @@ RATE_ROUNDS = 20  # last rounds over which the speed of a run is measured
 
 
 class Console:
-    """Follows one run. `progress`: whether to draw a live bar; None: on a terminal, in the main process."""
+    """Follows one run. `progress`: whether to draw a live bar where it can be drawn; None: in the main process."""
 
     def __init__(self, run_id: str, rounds: int, progress: bool | None) -> None:
         self._run_id = run_id
         self._rounds = rounds
         self._console = get_console()  # log lines are written to it too, above the bar
         if progress is None:
-            progress = self._console.is_terminal and multiprocessing.current_process().name == "MainProcess"
-        self._live = progress
+            progress = not self._console.is_jupyter and multiprocessing.current_process().name == "MainProcess"
+        self._live = progress and (self._console.is_interactive or self._console.is_jupyter)
         self._bar: Progress | None = None
         self._latest: Row = {}
         self._first = 0

@@ -237,13 +237,25 @@ def test_the_terminal_is_given_back_when_a_run_fails(tmp_path: Path, screen: io.
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
 
 
+@pytest.mark.parametrize(
+    ("progress", "terminal", "kind"),
+    [(False, True, "xterm"), (True, False, "xterm"), (True, True, "dumb"), (None, True, "dumb")],
+)
 def test_plain_lines_now_and_then_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    screen: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    progress: bool | None,
+    terminal: bool,
+    kind: str,
 ) -> None:
+    """Where no bar is asked for, and where none can be drawn: in a file and on a terminal that moves no cursor."""
+    rich.reconfigure(file=screen, force_terminal=terminal, _environ={"TERM": kind})
     caplog.set_level(logging.INFO)
     now = [0.0]
     monkeypatch.setattr("fedlab_runner.tracking.terminal.time.monotonic", lambda: now[0])
-    with recorder(tmp_path, rounds=30, progress=False) as one:
+    with recorder(tmp_path, rounds=30, progress=progress) as one:
         one.start(-1)
         for round in range(31):
             now[0] += 1.0
