@@ -23,7 +23,7 @@ TAGGED = (
 )
 NAMED = TAGGED[:4]  # groups whose choices are in a setting's name
 PLAIN = ("none", "mean", "mesh", "natural")  # choices that do not become tags
-MAX_NAME_CHARACTERS, MAX_TAG_CHARACTERS = 100, 64  # the second is W&B's limit
+MAX_NAME_CHARACTERS, MAX_TAG_CHARACTERS = 100, 64  # of a name, before its seed or hash; of a tag, W&B's limit
 
 
 def label_of(folder: Path, config: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Label:
@@ -39,9 +39,9 @@ def label_of(folder: Path, config: Mapping[str, Any], fingerprint: Mapping[str, 
     chosen = {place: choice for place in TAGGED if (choice := choices.get(place)) not in (None, *PLAIN)}
     tags = [f"{place}={choice}" for place, choice in chosen.items()] + [f"sweep={each}" for each in sweeps]
     setting = _setting(method, choices, config, fingerprint)
-    name = " ".join([method.name, *(_differing(method) if commanded else ()), f"seed={config.get('seed')}"])
+    name = short(" ".join([method.name, *(_differing(method) if commanded else ())]), MAX_NAME_CHARACTERS)
     return Label(
-        name=short(name, MAX_NAME_CHARACTERS),
+        name=f"{name} seed={config.get('seed')}",
         method=method.name,
         tags=tuple(dict.fromkeys(tag[:MAX_TAG_CHARACTERS] for tag in (method.name, *tags))),
         group=setting,

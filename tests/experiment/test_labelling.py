@@ -1,6 +1,7 @@
 """Names of runs for people: the same setting has one group whatever its seed, and a run knows its sweeps."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,21 @@ def test_of_a_sweep_only_what_differs_is_in_the_name(tmp_path: Path, monkeypatch
     assert labelling._differing(method) == ["algorithm.lam=1"], "the name tells the server's data"
     monkeypatch.delenv("FEDLAB_SWEEP_FOLDER")
     assert labelling._differing(method) == ["dataset=digits", "algorithm.lam=1"]
+
+
+def test_a_long_name_keeps_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelling, "_is_commanded", lambda folder: True)
+    names = set[str]()
+    for seed in (3, 4):
+        task = ["num_clients=20", f"dataset.folder={'a/long/way/' * 12}", f"seed={seed}"]
+        runtime = {"config_sources": [], "choices": {"algorithm": "fedavg"}}
+        hydra: Any = OmegaConf.create({"overrides": {"task": task}, "runtime": runtime})
+        monkeypatch.setattr(labelling.HydraConfig, "get", staticmethod(lambda hydra=hydra: hydra))
+        names.add(label(tmp_path, "algorithm=fedavg", f"seed={seed}").name)
+    start = f"FedAvg num_clients=20 dataset.folder={'a/long/way/' * 12}"[:91]
+    assert {re.sub("\N{HORIZONTAL ELLIPSIS}[0-9a-f]{8}", "", name) for name in names} == {
+        f"{start} seed={seed}" for seed in (3, 4)
+    }
 
 
 def test_a_run_notes_every_sweep_that_it_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
