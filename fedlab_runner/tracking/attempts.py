@@ -2,8 +2,10 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
 
 from fedlab_runner.utils.errors import UserError
 
@@ -22,6 +24,24 @@ def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
 
 
+@contextmanager
+def heard(module: ModuleType, hook: str, take: Callable[..., bool]) -> Iterator[None]:
+    """Within the block `take` gets the calls of a hook, such as `threading.excepthook`, by which a service tells what
+    failed in its threads. The hook gets those for which `take` is false.
+    """
+    others = getattr(module, hook)
+
+    def hear(*arguments: Any, **named: Any) -> None:
+        if not take(*arguments, **named):
+            others(*arguments, **named)
+
+    setattr(module, hook, hear)
+    try:
+        yield
+    finally:
+        setattr(module, hook, others)
+
+
 class Attempts:
     """Tries calls and warns of the first one that fails. `cause` explains an error in one line."""
 
@@ -33,8 +53,12 @@ class Attempts:
         try:
             return action()
         except Exception as error:
-            if not self._warned:
-                self._warned = True
-                told = f"{self._service} {problem} ({self._cause(error)}): the run's own files are not affected"
-                _log.warning("%s", told)
+            self.tell(error, problem)
             return None
+
+    def tell(self, error: Exception, problem: str) -> None:
+        """Warns of an error, if it is the first one."""
+        if not self._warned:
+            self._warned = True
+            told = f"{self._service} {problem} ({self._cause(error)}): the run's own files are not affected"
+            _log.warning("%s", told)

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from fedlab_runner.core.metric_names import FILE_ONLY
-from fedlab_runner.tracking.attempts import Attempts, need
+from fedlab_runner.tracking.attempts import Attempts, heard, need
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import TensorboardLogger
@@ -29,10 +31,12 @@ class TensorboardTracker:
         self._config = config
         self._writer: Any = None
         self._last = 0
-        self._try = Attempts("TensorBoard")
+        self._try = Attempts(f"TensorBoard in {short_path(self._folder)}")
+        self._hooks = ExitStack()
 
     def start(self, history: Iterable[Row]) -> None:
         """Opens new event files with `history`, and removes those of earlier starts of the run."""
+        self._hooks.enter_context(heard(threading, "excepthook", self._has_failed))
         self._writer = self._try(self._open, "could not be started")
         if self._writer is not None:
             for title, value in (("about", self._about), ("config", self._config)):
@@ -47,6 +51,13 @@ class TensorboardTracker:
             older.unlink()
         _log.info("TensorBoard: `tensorboard --logdir %s` shows all runs", short_path(self._folder.parent))
         return SummaryWriter(str(self._folder))
+
+    def _has_failed(self, failed: threading.ExceptHookArgs) -> bool:
+        """Tells of the thread that writes the files; whether it is that thread which has failed."""
+        if not type(failed.thread).__module__.startswith("tensorboard.") or not isinstance(failed.exc_value, Exception):
+            return False
+        self._try.tell(failed.exc_value, "did not take a round")
+        return True
 
     def log(self, row: Row) -> None:
         """Writes a round."""
@@ -93,6 +104,7 @@ class TensorboardTracker:
         writer, self._writer = self._writer, None
         if writer is not None:
             self._try(writer.close, "did not close its files")
+        self._hooks.close()
 
     def _text(self, name: str, text: str) -> None:
         if self._writer is not None:

@@ -5,12 +5,13 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedlab_runner.core.metric_names import FILE_ONLY
-from fedlab_runner.tracking.attempts import Attempts, need
+from fedlab_runner.tracking.attempts import Attempts, heard, need
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import TrackioLogger
@@ -33,36 +34,38 @@ class TrackioTracker:
         self._run: Any = None
         self._last = 0
         self._media: dict[str, Any] = {}
-        self._try = Attempts("Trackio")
+        self._folder = Path(logger.dir).expanduser().absolute()
+        self._warnings: list[Warning] = []
+        self._try = Attempts(f"Trackio in {short_path(self._folder)}")
+        self._hooks = contextlib.ExitStack()
 
     def start(self, history: Iterable[Row]) -> None:
         """Opens the run with `history`; it replaces an earlier run of this id, whatever its name for people was."""
-        self._run = self._try(self._open, "could not be started")
+        self._hooks.enter_context(heard(warnings, "showwarning", self._keep))
+        self._run = self._silently(self._open, "could not be started")
+        if self._run is not None:
+            command = f"TRACKIO_DIR={short_path(self._folder)} trackio show --project {self._logger.project}"
+            _log.info("Trackio: `%s` shows all runs", command)
         for row in history if self._run is not None else ():
             self.log(row)
 
     def _open(self) -> Any:
-        folder = Path(self._logger.dir).expanduser().absolute()
-        os.environ["TRACKIO_DIR"] = str(folder)  # read once, when Trackio is imported
+        os.environ["TRACKIO_DIR"] = str(self._folder)  # read once, when Trackio is imported
         trackio: Any = importlib.import_module("trackio")  # the type check must not depend on an extra
 
-        with _quiet():
-            with contextlib.suppress(ValueError):  # there is no such project yet
-                for run in trackio.Api().runs(self._logger.project):
-                    if run.name == self._run_id or run.name.endswith(f"({self._run_id})"):
-                        run.delete()
-            made = trackio.init(
-                project=self._logger.project,
-                name=self._name,
-                group=self._group,
-                config=self._config,
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-        command = f"TRACKIO_DIR={short_path(folder)} trackio show --project {self._logger.project}"
-        _log.info("Trackio: `%s` shows all runs", command)
-        return made
+        with contextlib.suppress(ValueError):  # there is no such project yet
+            for run in trackio.Api().runs(self._logger.project):
+                if run.name == self._run_id or run.name.endswith(f"({self._run_id})"):
+                    run.delete()
+        return trackio.init(
+            project=self._logger.project,
+            name=self._name,
+            group=self._group,
+            config=self._config,
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
     def log(self, row: Row) -> None:
         """Writes a round, with the tables and pictures since the last round."""
@@ -94,13 +97,32 @@ class TrackioTracker:
             self._send(self._taken())
         run, self._run = self._run, None
         if run is not None:
-            with _quiet():
-                self._try(lambda: _close(run), "did not close the run")
+            self._silently(lambda: _close(run), "did not close the run")
+        self._hooks.close()
 
     def _send(self, values: dict[str, Any]) -> None:
         run, step = self._run, self._last
-        with _quiet():
-            self._try(lambda: run.log(values, step=step), "did not take a round")
+        self._silently(lambda: run.log(values, step=step), "did not take a round")
+
+    def _silently(self, action: Callable[[], Any], problem: str) -> Any:
+        """Keeps Trackio's lines from the terminal, and tells what failed then or since the last call."""
+
+        def quiet() -> Any:
+            with contextlib.redirect_stdout(io.StringIO()):
+                return action()
+
+        result = self._try(quiet, problem)
+        for warning in self._warnings:
+            self._try.tell(warning, "did not take a round")
+        self._warnings.clear()
+        return result
+
+    def _keep(self, warning: Warning, category: type[Warning], file: str, *_: Any) -> bool:
+        """Keeps a warning of Trackio, by which alone it says that it could not write; whether it is one."""
+        if Path(file).parent.name != "trackio":
+            return False
+        self._warnings.append(warning)
+        return True
 
     def _taken(self) -> dict[str, Any]:
         media, self._media = self._media, {}
@@ -117,8 +139,3 @@ def _close(run: Any) -> None:
     trackio: Any = importlib.import_module("trackio")
     trackio.context_vars.current_run.set(run)
     trackio.finish()
-
-
-def _quiet() -> contextlib.AbstractContextManager[Any]:
-    """Keeps Trackio's lines from the terminal."""
-    return contextlib.redirect_stdout(io.StringIO())

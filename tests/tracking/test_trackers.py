@@ -1,11 +1,15 @@
 """Trackio and TensorBoard take the same rounds as the run's files, once each, and cannot stop a run."""
 
+import errno
 import importlib.util
 import json
 import logging
 import math
+import os
 import sqlite3
 import sys
+import threading
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +23,7 @@ from fedlab_runner.tracking.attempts import Attempts, need
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import Logger, TensorboardLogger, TrackioLogger
 from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.tracking.tensorboard_run import TensorboardTracker
 from fedlab_runner.utils.errors import UserError
 
 LABEL = Label("FedAvg seed=3", "FedAvg", ("dataset=digits",), "FedAvg 1a2b", {"choices": {"algorithm": "fedavg"}})
@@ -105,8 +110,69 @@ def test_a_failure_is_told_once_and_does_not_stop_the_run(
     with caplog.at_level(logging.WARNING):
         rows = record(tmp_path, TrackioLogger(False, None, False, "tests", None, str(tmp_path)), -1)
     assert len(rows) == 5
-    assert caplog.messages == ["Trackio could not be started (division by zero): the run's own files are not affected"]
+    assert caplog.messages == [
+        f"Trackio in {tmp_path} could not be started (division by zero): the run's own files are not affected"
+    ]
     attempts = Attempts("A service")
     for _ in range(2):
         assert attempts(lambda: [][0], "did not take it") is None
     assert len(caplog.messages) == 2
+
+
+def test_a_full_disk_is_one_line_of_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread ended in a traceback. Errors of other threads are shown as before."""
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    others = list[threading.ExceptHookArgs]()
+    monkeypatch.setattr(threading, "excepthook", others.append)
+    writer: Any = importlib.import_module("tensorboard.summary.writer.record_writer").RecordWriter
+    monkeypatch.setattr(writer, "write", full)
+    tracker = TensorboardTracker(
+        TensorboardLogger(False, None, False, str(tmp_path)), run_id="a", config={}, label=LABEL, commit=None
+    )
+    tracker.start([{"round": 0, "test/accuracy": 0.5}])
+    other = threading.Thread(target=lambda: 1 / 0)
+    other.start()
+    other.join()
+    tracker.finish(0)
+    assert [one.exc_type for one in others] == [ZeroDivisionError] and threading.excepthook == others.append
+    told = f"TensorBoard in {tmp_path}/a did not take a round ([Errno 28] No space left on device)"
+    assert caplog.messages == [f"{told}: the run's own files are not affected"]
+
+
+def test_what_trackio_warns_of_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It says with warnings alone that its folder is full or read-only. Warnings of others are shown as before."""
+
+    def write(values: dict[str, Any], step: int) -> None:
+        print("* Trackio's line")
+        for file in ("/python/trackio/utils.py", "/python/other/utils.py"):
+            warnings.warn_explicit(f"Read-only file system: {step}", UserWarning, file, 1)
+
+    console = logging.StreamHandler(sys.stdout)
+    monkeypatch.setattr(console, "emit", lambda record: print(record.getMessage()))  # on the output of the moment
+    monkeypatch.setattr(logging.getLogger("fedlab_runner"), "handlers", [console])
+    monkeypatch.setattr(trackio_run, "need", lambda *_: None)
+    monkeypatch.setattr(trackio_run.TrackioTracker, "_open", lambda self: SimpleNamespace(log=write))
+    monkeypatch.setattr(trackio_run, "_close", lambda run: None)
+    others = list[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", lambda message, category, file, *_: others.append(file))
+        before = warnings.showwarning
+        record(tmp_path, TrackioLogger(False, None, False, "tests", None, str(tmp_path)), -1, 1)
+        assert warnings.showwarning == before and set(others) == {"/python/other/utils.py"}
+    told = (
+        f"Trackio in {tmp_path} did not take a round (Read-only file system: 0): the run's own files are not affected"
+    )
+    assert caplog.messages == [told]
+    assert capsys.readouterr().out == f"{told}\n", "neither Trackio's own lines nor silence"
