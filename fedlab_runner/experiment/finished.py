@@ -24,7 +24,7 @@ from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import short_path
-from fedlab_runner.utils.run_files import MODEL_FILE, OTHER_FOLDER
+from fedlab_runner.utils.run_files import CONFIG, MODEL_FILE, OTHER_FOLDER
 
 _log = logging.getLogger("fedlab_runner")
 CODE_DIGEST = "code_sha256"  # key of a summary: the digest of the code that computed its numbers
@@ -89,8 +89,19 @@ def objective_of_finished(
     objective = float(summarise(rows[: rounds + 1], *rule, rounds)["objective"])
     found = f"{shown(objective, e['metric']) if rounds else NO_EVALUATION} ({judged_by(e['metric'], e['summary'])})"
     ways = "a page of the results: fedlab-report {0}; delete {0} to run again".format(short_path(folder))
-    _log.info("%s is finished already: %s; %s", name, found, ways)
+    _log.info("%s is finished already: %s; %s%s", name, found, ways, _lacking(folder, logger))
     return objective
+
+
+def _lacking(folder: Path, logger: Mapping[str, Any]) -> str:
+    """What else a new run would give: its copy in the tracker that is asked for, if it was recorded with another."""
+    asked, theirs = str(logger["_target_"]), None
+    with suppress(OSError, LookupError, TypeError, ValueError):
+        theirs = untrusted.read_yaml(folder / CONFIG)["logger"]["_target_"]
+    tracker = asked.rpartition(".")[2].removesuffix("Logger").lower()  # empty: none
+    if theirs in (None, asked) or not tracker or logger.get("mode") == "disabled":
+        return ""
+    return f" with logger={tracker}, which has nothing of this one"
 
 
 def _recorded(code_digest: str, folder: Path, code: Code) -> str:

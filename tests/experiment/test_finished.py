@@ -69,6 +69,24 @@ def test_it_is_what_the_run_gave(tmp_path: Path, name: str, caplog: pytest.LogCa
         assert objective_of_same(tmp_path, cfg) == first and "finished already" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        (["logger=tensorboard"], "delete {} to run again with logger=tensorboard, which has nothing of this one"),
+        (["logger=wandb", "logger.mode=offline"], "with logger=wandb, which has nothing of this one"),
+        (["logger=wandb", "logger.mode=disabled"], "delete {} to run again"),
+        (["logger=none", "logger.progress=false"], "delete {} to run again"),
+    ],
+)
+def test_a_tracker_that_is_chosen_later_is_said_to_have_nothing(
+    tmp_path: Path, more: list[str], end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_in(tmp_path, composed(*WORDS, "logger=none"))
+    with caplog.at_level(logging.INFO):
+        run_in(tmp_path, composed(*WORDS, *more))
+    assert caplog.messages[-1].endswith(end.format(tmp_path))
+
+
 def nothing(folder: Path) -> None:
     """Leaves a run as it is."""
 
