@@ -76,9 +76,9 @@ class Recorder:
         self._metrics.open(round)
         self._timings.open(round)
         self._metrics.require(round)
-        self._tracker.start(self._history())
-        latest: Row = {}
-        for row in self._metrics.rows:
+        history, latest = self._history(), Row()
+        self._tracker.start(history)
+        for row in history:
             latest |= row
         self._console.start(latest, round)
 

@@ -372,6 +372,16 @@ def test_a_resumed_run_says_so_and_knows_the_last_values(
     assert "accuracy 42.86%  in flight 4  loss 7.000" in screen.getvalue() and "round 5/9" in screen.getvalue()
 
 
+def test_a_run_that_continues_after_its_last_round_knows_its_time(tmp_path: Path, screen: io.StringIO) -> None:
+    with recorder(tmp_path, 0) as one:
+        one.start(-1)
+        one.log(0, numbers(0), {"time/wall": 62.0})
+    with recorder(tmp_path, 0) as one:
+        one.start(0)
+        one.finish({"rounds": 1})
+    assert "the run has finished 1 round in 62 s" in screen.getvalue()
+
+
 # conf/logger
 
 
