@@ -39,7 +39,8 @@ def heard(module: ModuleType, hook: str, take: Callable[..., bool]) -> Iterator[
     try:
         yield
     finally:
-        setattr(module, hook, others)
+        if getattr(module, hook) is hear:  # else somebody has replaced it since
+            setattr(module, hook, others)
 
 
 class Attempts:
