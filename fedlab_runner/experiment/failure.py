@@ -1,6 +1,5 @@
 """Notes in the run's folder which error ended the last attempt at the run, for reports and for the run's log."""
 
-import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from fedlab_runner.experiment.lock import RunLock
 from fedlab_runner.tracking.log_lines import log_error_in_file
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Diverged, Pruned
-from fedlab_runner.utils.files import short_path, write_text_atomically
+from fedlab_runner.utils.files import shell_path, write_text_atomically
 from fedlab_runner.utils.run_files import THIS_FOLDER
 from fedlab_runner.utils.sweep_job import sweep_folder
 
@@ -68,5 +67,5 @@ def requeued(error: Exception) -> bool:
 
 def _key_of(folder: Path) -> str:
     """The override that names the run's folder; with `-m` it would be an error."""
-    key = f"hydra.run.dir={shlex.quote(str(short_path(folder)))}"
+    key = f"hydra.run.dir={shell_path(folder)}"
     return key if sweep_folder() is None else f"{key} and without -m"

@@ -23,7 +23,7 @@ from fedlab_runner.tracking.recorder import DIGEST, METRICS, SUMMARY, with_diges
 from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.files import short_path
+from fedlab_runner.utils.files import shell_path
 from fedlab_runner.utils.run_files import CONFIG, MODEL_FILE, OTHER_FOLDER
 
 _log = logging.getLogger("fedlab_runner")
@@ -88,7 +88,7 @@ def objective_of_finished(
         write_summary(folder, now)
     objective = float(summarise(rows[: rounds + 1], *rule, rounds)["objective"])
     found = f"{shown(objective, e['metric']) if rounds else NO_EVALUATION} ({judged_by(e['metric'], e['summary'])})"
-    ways = "a page of the results: fedlab-report {0}; delete {0} to run again".format(short_path(folder))
+    ways = "a page of the results: fedlab-report {0}; delete {0} to run again".format(shell_path(folder))
     _log.info("%s is finished already: %s; %s%s", name, found, ways, _lacking(folder, logger))
     return objective
 

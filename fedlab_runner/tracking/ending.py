@@ -8,6 +8,7 @@ from fedlab_runner.core.metric_names import cell_of, shown
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.escaping import visible
+from fedlab_runner.utils.files import shell_path
 
 CURVES = "plots/curves.png"  # in the run's folder, if the run draws pictures
 NO_EVALUATION = "no evaluation counts"  # in place of the result of a run of 0 rounds
@@ -50,7 +51,7 @@ def ending(summary: Mapping[str, Any], folder: Path, seconds: float | None) -> l
     where = visible(str(folder))
     lines.append(f"  {more} more: {where}/summary.json" if more else f"  all numbers: {where}/summary.json")
     drawn = [f"curves: {where}/{CURVES}"] if (folder / CURVES).exists() else []
-    return [*lines, *drawn, f"a page of the results: fedlab-report {where}"]
+    return [*lines, *drawn, f"a page of the results: fedlab-report {visible(shell_path(folder))}"]
 
 
 def _rank(key: str) -> tuple[int, str]:

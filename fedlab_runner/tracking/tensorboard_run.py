@@ -14,7 +14,7 @@ from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import TensorboardLogger
 from fedlab_runner.utils import escaping
-from fedlab_runner.utils.files import short_path
+from fedlab_runner.utils.files import shell_path, short_path
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class TensorboardTracker:
 
         for older in self._folder.glob("events.out.tfevents.*"):
             older.unlink()
-        _log.info("TensorBoard: `tensorboard --logdir %s` shows all runs", short_path(self._folder.parent))
+        _log.info("TensorBoard: `tensorboard --logdir %s` shows all runs", shell_path(self._folder.parent))
         return SummaryWriter(str(self._folder))
 
     def _has_failed(self, failed: threading.ExceptHookArgs) -> bool:

@@ -5,6 +5,7 @@ import importlib
 import io
 import logging
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedlab_runner.tracking.attempts import Attempts, heard, need
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import TrackioLogger
-from fedlab_runner.utils.files import short_path
+from fedlab_runner.utils.files import shell_path, short_path
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class TrackioTracker:
         self._hooks.enter_context(heard(warnings, "showwarning", self._keep))
         self._run = self._silently(self._open, "could not be started")
         if self._run is not None:
-            command = f"TRACKIO_DIR={short_path(self._folder)} trackio show --project {self._logger.project}"
+            project = shlex.quote(self._logger.project)
+            command = f"TRACKIO_DIR={shell_path(self._folder)} trackio show --project {project}"
             _log.info("Trackio: `%s` shows all runs", command)
         for row in history if self._run is not None else ():
             self.log(row)

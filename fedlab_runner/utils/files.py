@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -187,6 +188,11 @@ def short_path(path: Path) -> Path:
     """The path, relative to the working folder if it lies below that."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def shell_path(path: Path) -> str:
+    """The short path as a word of a command that is shown to a user."""
+    return shlex.quote(str(short_path(path)))
 
 
 def check_working_folder() -> None:

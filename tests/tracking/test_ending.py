@@ -26,8 +26,9 @@ def test_test_metrics_and_means_of_cells_come_first_in_few_lines(tmp_path: Path)
 
 def test_a_run_of_no_round_has_no_result(tmp_path: Path) -> None:
     summary = {"run_id": "fedavg-1", "metric": "test/accuracy", "rule": "best", "objective": None, "rounds": 0}
-    line = ending({**summary, "final": {}}, tmp_path, None)[0]
-    assert line == "fedavg-1 has finished 0 rounds: no evaluation counts (test/accuracy, best evaluation)"
+    lines = ending({**summary, "final": {}}, tmp_path / "my runs", None)
+    assert lines[-1] == f"a page of the results: fedlab-report '{tmp_path}/my runs'", "a command to copy"
+    assert lines[0] == "fedavg-1 has finished 0 rounds: no evaluation counts (test/accuracy, best evaluation)"
 
 
 def test_the_rule_of_an_objective_in_words() -> None:

@@ -93,8 +93,23 @@ def test_trackio_replaces_the_run_of_this_id_whatever_its_name_was(
     monkeypatch.setitem(sys.modules, "trackio", fake)  # type: ignore[arg-type]  # what of the module is called
     monkeypatch.setenv("TRACKIO_DIR", "")  # which the run sets
     logger = TrackioLogger(False, None, False, "tests", None, str(tmp_path))
-    trackio_run.TrackioTracker(logger, run_id="fedavg-1", config={}, label=LABEL, commit=None).start([])
+    tracker = trackio_run.TrackioTracker(logger, run_id="fedavg-1", config={}, label=LABEL, commit=None)
+    tracker.start([])
+    tracker.finish(0)
     assert left == ["FedAvg (fedavg-12)", "FedAvg (other-fedavg-1)"]
+
+
+def test_commands_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(trackio_run, "need", lambda *_: None)
+    monkeypatch.setattr(trackio_run.TrackioTracker, "_open", lambda self: SimpleNamespace())
+    monkeypatch.setattr(trackio_run, "_close", lambda run: None)
+    logger = TrackioLogger(False, None, False, "my tests", None, str(tmp_path / "my runs"))
+    tracker = trackio_run.TrackioTracker(logger, run_id="a", config={}, label=LABEL, commit=None)
+    tracker.start([])
+    tracker.finish(0)
+    command = f"TRACKIO_DIR='{tmp_path}/my runs' trackio show --project 'my tests'"
+    assert caplog.messages == [f"Trackio: `{command}` shows all runs"]
 
 
 def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
