@@ -74,16 +74,14 @@ def without_run(paths: Iterable[Path], found: FoundRuns, experiment: str | None 
     """The sweeps' jobs that have neither a run among those found nor a folder that cannot be read. With an experiment,
     only of sweeps that are given themselves: a folder above may have sweeps of others.
 
-    A found folder elsewhere is that of a job if it has the name of the job's folder and, in the records, either no job
-    (it was moved) or one with the same overrides (it is a copy).
+    A found folder elsewhere is that of a job if it has the name of the job's folder and, in the records of the given
+    sweeps and of those beside a given run, either no job (it was moved) or one with the same overrides (it is a copy).
     """
     given = [path.resolve() for path in paths if experiment is None or (path / "jobs").is_dir()]
-    sweeps = {
-        sweep: [(job, _run_folder(sweep, vars(job))) for row in records.read(sweep) for job in row.jobs]
-        for path in given
-        for sweep in _sweeps(path)
-    }
-    noted = list(chain.from_iterable(sweeps.values()))
+    sweeps = {sweep: _noted(sweep) for path in given for sweep in _sweeps(path)}
+    runs = [path for path in map(Path.resolve, paths) if _holds_run(path)]
+    beside = {sweep for path in runs for sweep in _sweeps(path.parent / "sweeps")} - {*sweeps}
+    noted = [*chain.from_iterable(sweeps.values()), *chain.from_iterable(map(_noted, beside))]
     there = {run.folder for run in found.runs} | {Path(os.path.abspath(folder)) for folder in found.unreadable}
     moved = {folder.name for folder in there.difference(folder for _, folder in noted)}
     told = {_asked(job, folder) for job, folder in noted if folder in there}
@@ -101,6 +99,11 @@ def without_run(paths: Iterable[Path], found: FoundRuns, experiment: str | None 
             words = " ".join(each for each in job.overrides if each not in shared) or "(defaults)"
             without.append(NoRun(state, words, str(job.error)))
     return without
+
+
+def _noted(sweep: Path) -> list[tuple[records.Job, Path | None]]:
+    """The jobs of a sweep, each with the folder of its run."""
+    return [(job, _run_folder(sweep, vars(job))) for row in records.read(sweep) for job in row.jobs]
 
 
 def _asked(job: records.Job, folder: Path) -> tuple[str, ...]:

@@ -766,7 +766,7 @@ def test_a_run_of_another_sweep_is_none_of_a_job(tmp_path: Path) -> None:
     shutil.rmtree(a / "0")
     shutil.rmtree(c / "1")
     assert counts(a) == counts(c) == "2 runs: 1 finished, 1 missing"
-    assert counts(a, b) == "4 runs: 3 finished, 1 missing"
+    assert counts(a, b) == counts(a, b / "1", b / "0") == "4 runs: 3 finished, 1 missing"
     assert counts(c, copy) == "2 runs: 2 finished", "the copy has the run"
     shutil.rmtree(copy / "1")
     assert counts(c, copy) == "2 runs: 1 finished, 1 missing"
