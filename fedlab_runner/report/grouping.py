@@ -52,9 +52,7 @@ def setting(run: Run) -> dict[str, str]:
 
 def group(runs: Iterable[Run]) -> list[SeedGroup]:
     """The runs by setting, in the order of conditions, with names that distinguish them."""
-    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(sorted(setting(run).items())), []).append(run)
+    found = _by_setting(runs)
     settings = [dict(key) for key in found]
     differences, groups = Differences(settings), []
     for one, members in zip(settings, found.values(), strict=True):
@@ -68,6 +66,34 @@ def group(runs: Iterable[Run]) -> list[SeedGroup]:
     names = [f"{each.name} ({each.method})" if taken[each.condition, each.name] > 1 else each.name for each in groups]
     groups = [replace(each, name=name) for each, name in zip(groups, ranking.short(names), strict=True)]
     return sorted(groups, key=lambda each: (natural([each.condition]), natural([each.method])))
+
+
+def _by_setting(runs: Iterable[Run]) -> dict[tuple[tuple[str, str], ...], list[Run]]:
+    """The runs by the sorted keys and values of their setting. A run that was refused has its config as composed: it
+    joins a setting that has its values wherever they are no interpolations.
+    """
+    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    composed = []
+    for run in runs:
+        one = setting(run)
+        if any(map(_is_interpolation, one.values())):
+            composed.append((run, one))
+        else:
+            found.setdefault(tuple(sorted(one.items())), []).append(run)
+    for run, one in composed:
+        key = next((each for each in found if _fits(one, dict(each))), tuple(sorted(one.items())))
+        found.setdefault(key, []).append(run)
+    return found
+
+
+def _fits(one: Setting, other: Setting) -> bool:
+    same = all(other.get(key) == value or _is_interpolation(value) for key, value in one.items())
+    return same and one.keys() == other.keys()
+
+
+def _is_interpolation(value: str | None) -> bool:
+    """Whether a value is one that a refused run has not computed."""
+    return value is not None and "${" in value
 
 
 def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
@@ -97,12 +123,7 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
             if is_condition(key) and all(each.setting.get(key) == first.get(key) for each in block)
         ]
         keys.sort(key=lambda key: (CONDITIONS.index(key.partition(".")[0]), key.count(".")))
-        found.append(
-            (
-                label(first, [key for key in keys if "${" not in first[key]]),
-                group(run for each in block for run in each.runs),
-            )
-        )
+        found.append((label(first, keys), group(run for each in block for run in each.runs)))
     return found
 
 
@@ -123,7 +144,8 @@ class Differences:
     """The keys in which some settings differ.
 
     A key of a choice counts only among the settings with this choice, and a key of the method only among the settings
-    of the same algorithm: two learning rates of one algorithm do not change the name of another algorithm.
+    of the same algorithm: two learning rates of one algorithm do not change the name of another algorithm. An
+    interpolation counts nowhere.
     """
 
     def __init__(self, settings: Sequence[Setting]) -> None:
@@ -131,11 +153,12 @@ class Differences:
         self._values: dict[tuple[str, Peers], set[str | None]] = {}
         for key in dict.fromkeys(key for each in settings for key in each):
             for each in settings:
-                self._values.setdefault((key, _peers(key, each)), set()).add(each.get(key))
+                known = self._values.setdefault((key, _peers(key, each)), set())
+                known |= set() if _is_interpolation(each.get(key)) else {each.get(key)}
 
     def of(self, one: Setting) -> list[str]:
         """The keys of one of the settings that distinguish it from others."""
-        return [key for key in one if len(self._values[key, _peers(key, one)]) > 1]
+        return [key for key in one if len(self._values[key, _peers(key, one)]) > 1 and not _is_interpolation(one[key])]
 
     def between_algorithms(self) -> dict[str, dict[str, str]]:
         """The keys that differ only between algorithms, so that no name has them, with the value by algorithm."""
@@ -187,9 +210,9 @@ def _peers(key: str, one: Setting) -> Peers:
 
 
 def _one_a_seed(runs: Sequence[Run]) -> list[Run]:
-    """The run of each seed that is undamaged or longest, in the order of seeds."""
+    """The run of each seed that is undamaged or longest, in the order of seeds, those without a round last."""
     best: dict[Any, Run] = {}
     for run in runs:
         if run.seed not in best or run.rank > best[run.seed].rank:
             best[run.seed] = run
-    return [best[seed] for seed in sorted(best, key=lambda seed: natural([str(seed)]))]
+    return [best[seed] for seed in sorted(best, key=lambda seed: (not best[seed].rows, natural([str(seed)])))]

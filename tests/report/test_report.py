@@ -44,7 +44,7 @@ from fedlab_runner.report.content import Chart, Report, ReportTable, Section, ce
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.sweep.records import Job, run_folder
-from fedlab_runner.utils import checksummed_json
+from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
 from tests.helpers.in_process import own_handlers
@@ -328,6 +328,23 @@ def test_settings_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
         (f"delay.std={delay}", name) for delay in ("5", "20") for name in names
     ]
     assert "Algorithms differ in local.lr: fedavg 0.05; fedbuff 0.5." in written(tmp_path)["report.md"]
+
+
+def test_an_interpolation_is_no_condition(tmp_path: Path) -> None:
+    """A run that was refused has its config as composed: its other values tell its setting."""
+    shown = ["seed=1"], ["seed=2"], ["seed=1", "participation.cohort_size=5"]
+    for overrides in shown:
+        folder = write_run(tmp_path, "algorithm=fedavg", *EVERY, *overrides, rows=curve(0.1, 0.2, 0.3, 0.4))
+        if overrides == shown[0]:
+            continue
+        told = untrusted.read_yaml(folder / "config.yaml")
+        told["partition"]["alpha"] = "${where:dataset,Digits,1,10}"
+        (folder / ".hydra" / "config.yaml").write_text(json.dumps(told))
+        for name in ("config.yaml", "metrics.jsonl"):
+            (folder / name).unlink()
+        write_failed_job(tmp_path, folder, "not enough memory")
+    found = {each.condition: len(each.runs) for each in group(find([tmp_path]).runs)}
+    assert found == {"participation.cohort_size=3": 2, "participation.cohort_size=5": 1}
 
 
 def test_the_longest_run_of_a_seed_counts_wherever_it_lies(tmp_path: Path) -> None:
