@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.sweep import progress, states
 from fedlab_runner.sweep.records import GRID, TOTAL, Job, Row, read, read_job, read_json
 from fedlab_runner.sweep.table import refresh
-from fedlab_runner.utils import checksummed_json, streams
+from fedlab_runner.tracking.jsonl import clean, decode
+from fedlab_runner.tracking.recorder import METRICS
+from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.utils import checksummed_json, streams, untrusted
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
@@ -172,7 +176,7 @@ class JobRecord:
         hydra = HydraConfig.get()
         self._fingerprint = unchecked_fingerprint(cfg)
         self._rounds, seed = _value(rounds_of, cfg), _value(DictConfig.get, cfg, "seed")
-        self._metric = str(_value(OmegaConf.select, cfg, "evaluation.metric"))
+        self._cfg, self._metric = cfg, str(_value(OmegaConf.select, cfg, "evaluation.metric"))
         self._overrides, self._seed = overrides_of(hydra), seed if isinstance(seed, int) else None
         self._output, self._number = Path(hydra.runtime.output_dir), int(hydra.job.num) + 1
         self._folder = os.path.relpath(hydra.runtime.output_dir, hydra.runtime.cwd)
@@ -202,6 +206,7 @@ class JobRecord:
         summary = {} if refused else self._summary()
         if summary.get("rounds") != self._rounds:  # of a longer run, with this job among its rounds
             summary = {key: summary[key] for key in ("metric", "rule") if key in summary} | {"rounds": self._rounds}
+            summary |= self._summary_so_far() if status == states.FINISHED and self._reused else {}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
         self._write(sweep, job)
         if not refused and (self._output / "config.yaml").is_file():  # the run has begun
@@ -213,6 +218,13 @@ class JobRecord:
     def _summary(self) -> dict[str, Any]:
         """The summary in the run's folder, which may be of a call with other rounds; empty without one."""
         return read_json(self._output / "summary.json")
+
+    def _summary_so_far(self) -> dict[str, Any]:
+        """The summary that the longer run in the folder had after this job's rounds."""
+        e, rounds = self._cfg.evaluation, self._cfg.rounds
+        rows = [decode(line) for line in islice(untrusted.lines(self._output / METRICS), rounds + 1)]
+        found: dict[str, Any] = clean(summarise(rows, e.metric, e.summary, e.last, e.every, rounds, e.target))
+        return found
 
     def _job(self, status: str, objective: float | None = None, **more: Any) -> Job:
         return Job(self._overrides, self._seed, status, objective, self._folder, **more)
