@@ -16,7 +16,7 @@ from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.reachability import Reach
-from fedlab_runner.utils.files import short_path
+from fedlab_runner.utils.files import shell_path, short_path
 
 if TYPE_CHECKING:
     import wandb
@@ -256,7 +256,7 @@ class WandbTracker:
 
     def _say_where(self, run: "wandb.Run") -> None:
         if run.offline:
-            folder, segment = short_path(self._folder), short_path(_segment(run))
+            folder, segment = shell_path(self._folder), shell_path(_segment(run))
             _log.info(
                 "W&B is offline: `wandb leet %s` shows all runs, `wandb sync %s` uploads this one", folder, segment
             )
@@ -269,7 +269,7 @@ class WandbTracker:
         """
         if not self._incomplete:
             self._incomplete = True
-            command = f"wandb sync {'' if run.offline else '--include-online '}{short_path(_segment(run))}"
+            command = f"wandb sync {'' if run.offline else '--include-online '}{shell_path(_segment(run))}"
             told = "" if cut else f", `{command}` uploads it later"
             _log.warning("W&B lacks some of the run (%s): the run's own files have it%s", reason, told)
 
