@@ -20,6 +20,9 @@ class Native(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch has no types for it
+        # The kernels read as many values as there are channels, also behind the end of the layer's.
+        if (self.affine or self.running_mean is not None) and input.shape[1] != self.num_features:
+            raise ValueError(f"{type(self).__name__}({self.num_features}) got {input.shape[1]} channels")
         batch = self.training or self.running_mean is None  # by the statistics of the minibatch
         kept = not self.training or self.track_running_stats
         statistics = (self.running_mean, self.running_var) if kept else (None, None)

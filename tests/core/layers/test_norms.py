@@ -72,6 +72,16 @@ def test_its_values_are_pytorchs(kind: str) -> None:
         assert torch.equal(dict(ours.named_buffers())[name], value)
 
 
+@pytest.mark.parametrize("kind", ["1d", "2d", "3d", "no statistics", "not affine"])
+def test_another_number_of_channels_is_refused(kind: str) -> None:
+    """Fewer than the layer has: with more, the kernels would read foreign memory."""
+    build, shape = NORMS[kind]
+    norm = build()
+    prepare_norms(norm, None)
+    with pytest.raises(ValueError, match=r"^BatchNorm\dd\(8\) got 4 channels$"):
+        norm(torch.ones(shape)[:, :4])
+
+
 def test_an_error_in_a_norm_leaves_cudnn_enabled() -> None:
     norm = BatchNormAct2d(8)
     prepare_norms(norm, None)
