@@ -54,8 +54,8 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     three = family.normalize(stored, family.dtype)
     three = three + torch.linspace(-0.1, 0.1, three.numel()).view(three.shape).to(three)  # may be one three times
     with _in_full(family):
-        _check_calls(family, three, before, remembers)
-        family.classifier = _classifier(family, three)
+        change = _check_calls(family, three, before, remembers)
+        family.classifier = _classifier(family, three, change)
     with by_torch():
         flops = family.flops(three)
     if flops.step <= MAX_STEP_FLOPS:
@@ -82,9 +82,9 @@ def _check_values(family: ModelFamily) -> None:
             )
 
 
-def _check_calls(family: ModelFamily, three: Tensor, before: dict[str, Tensor], remembers: bool) -> None:
-    """Applies the network in evaluation, in training and in evaluation again. `before` is what no vector held at first;
-    `remembers` is whether the network keeps values of a model.
+def _check_calls(family: ModelFamily, three: Tensor, before: dict[str, Tensor], remembers: bool) -> Tensor:
+    """Applies the network in evaluation, in training and in evaluation again, and gives training's change [B] of the
+    float buffers. `before` is what no vector held at first; `remembers` is whether the network keeps values of a model.
     """
     w, example = shifted(family), three[:2]
     beside, drawn = _called(family, w, three, training=False)
@@ -125,17 +125,22 @@ def _check_calls(family: ModelFamily, three: Tensor, before: dict[str, Tensor], 
         )
     check_ways(family, w, example, alone)
     family.draws |= draws
+    return first.change
 
 
-def _classifier(family: ModelFamily, three: Tensor) -> Classifier | None:
-    """The linear layer that gives the logits in evaluation; None if there is none."""
+def _classifier(family: ModelFamily, three: Tensor, change: Tensor) -> Classifier | None:
+    """The linear layer that gives the logits in evaluation; None if there is none. `change` [B] is what training does
+    to the float buffers.
+    """
 
     def logits(w: Tensor, inputs: Tensor) -> Tensor:
         return applied(family, w, inputs, training=False).logits
 
     layers = candidates(family.module, family.num_classes, family.layout)
+    other = family.vector(family.module)
+    other[family.num_params :] += change
     one = partial(logits, shifted(family), three[:2])
-    return giving_logits(family.module, layers, one, partial(logits, family.vector(family.module), three[1:]))
+    return giving_logits(family.module, layers, one, partial(logits, other, three[1:]))
 
 
 def _called(family: ModelFamily, w: Tensor, inputs: Tensor, training: bool) -> tuple[Call, bool]:

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str | None, bool]] = {
     "a softmax behind": (behind(nn.LogSoftmax(1)), "2", False),
     "a layer behind": (behind(nn.Softplus()), "2", False),
     "a trained layer behind": (behind(nn.LayerNorm(CLASSES)), None, False),
+    "trained statistics behind": (behind(nn.BatchNorm1d(CLASSES, affine=False)), None, False),
     "none": (heads(lambda m, x: x[:, :CLASSES]), None, False),
 }
 
