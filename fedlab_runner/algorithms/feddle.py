@@ -124,8 +124,8 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
             raise UserError(
                 "algorithm=feddle compares gradients on in-domain data: use server_data@probe_data=in_domain or none"
             )
-        if not require_server_data(self, fed).in_domain:
-            require_body("algorithm=feddle on out-of-domain data", fed.family)
+        if not (data := require_server_data(self, fed)).in_domain:
+            require_body("algorithm=feddle on out-of-domain data", fed.family, data)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:
         anchors = self._size(fed) * fed.family.num_params

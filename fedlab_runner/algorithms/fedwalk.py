@@ -71,7 +71,7 @@ class FedWalk(Algorithm[FedWalkState]):
         at_least(1, batch_size=self.batch_size)
 
     def check(self, fed: Federation) -> None:
-        require_body("algorithm=fedwalk", fed.family)
+        require_body("algorithm=fedwalk", fed.family, _auxiliary_data(fed))
         self._batches(fed, self.steps)  # if there are examples, and minibatches of a size that can be trained on
         try:
             self.base.check(fed)
@@ -88,8 +88,9 @@ class FedWalk(Algorithm[FedWalkState]):
         return found._replace(held=held)
 
     def init(self, fed: Federation) -> FedWalkState:
-        classes, layer = _auxiliary_data(fed).num_classes, require_body("algorithm=fedwalk", fed.family)
-        return FedWalkState(self.base.init(fed), new_head(fed.family, layer, classes, fed.seed), 0.0, math.inf)
+        data = _auxiliary_data(fed)
+        head = new_head(fed.family, require_body("algorithm=fedwalk", fed.family, data), data.num_classes, fed.seed)
+        return FedWalkState(self.base.init(fed), head, 0.0, math.inf)
 
     def round(self, state: FedWalkState, fed: Federation) -> FedWalkState:
         base, head, client_loss, leash_loss = state

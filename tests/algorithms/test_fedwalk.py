@@ -19,6 +19,7 @@ from fedlab_runner.config import build as config_build
 from fedlab_runner.config.components import Components
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.client_losses import client_losses
+from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.setup import prepare
@@ -387,6 +388,20 @@ def test_wrong_fields(fields: dict[str, Any], message: str) -> None:
 def test_a_model_without_a_body_is_refused() -> None:
     fed = federation(build=lambda: nn.Sequential(nn.Linear(FEATURES, 3)))
     with pytest.raises(UserError, match=r"^algorithm=fedwalk needs a model with a body before a linear classifier$"):
+        fedwalk().check(fed)
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_layers_behind_the_classifier_must_take_the_auxiliary_classes(classes: int) -> None:
+    last = nn.Linear(6, 3), nn.LayerNorm(3, elementwise_affine=False)
+    fed = federation(
+        build=lambda: nn.Sequential(nn.Linear(FEATURES, 6), *last), leash=server_data(9, num_classes=classes)
+    )
+    try_network(fed.family, fed.client_data.inputs)
+    if classes == 3:
+        run(fedwalk(), fed, 1)
+        return
+    with pytest.raises(UserError, match=r"^algorithm=fedwalk needs layers behind the classifier 1 .* 4 classes[^\n]*$"):
         fedwalk().check(fed)
 
 

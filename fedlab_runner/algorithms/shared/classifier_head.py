@@ -12,13 +12,22 @@ from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.utils.errors import UserError
 
 
-def require_body(what: str, family: ModelFamily) -> Classifier:
+def require_body(what: str, family: ModelFamily, data: ServerData) -> Classifier:
     """The model's classifier. Raises UserError, which begins with `what`, if it or a trained body before it is
-    missing.
+    missing, or if layers behind it do not take the classes of the server's examples.
     """
     layer = family.classifier
     if layer is None or bool(family.segments(layer.name)[: family.num_params].all()):
         raise UserError(f"{what} needs a model with a body before a linear classifier")
+    if not layer.direct:
+        head = torch.zeros(head_size(layer, data.num_classes), dtype=family.dtype, device=family.device)
+        try:
+            HeadLogits(family, family.vector(family.module), data, 1, kept=False)(head, torch.arange(min(1, len(data))))
+        except Exception as error:
+            raise UserError(
+                f"{what} needs layers behind the classifier {layer.name} that take {data.num_classes} classes, those "
+                "of the server's examples: let the model end in its classifier"
+            ) from error
     return layer
 
 
