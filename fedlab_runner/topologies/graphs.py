@@ -13,10 +13,11 @@ def from_edges(num_clients: int, edges: np.ndarray) -> np.ndarray:
 
 def unreachable(linked: np.ndarray) -> np.ndarray:
     """The ids of the clients that client 0 cannot reach over any number of links; empty for a connected graph."""
-    reached = np.zeros(len(linked), bool)
-    reached[0], before = True, 0
-    while before < (before := int(reached.sum())):
-        reached |= linked[reached].any(0)
+    reached = np.arange(len(linked)) == 0
+    new = np.array([0])  # each client is new once, so that its links are read once
+    while len(new):
+        new = np.flatnonzero(linked[new].any(0) & ~reached)
+        reached[new] = True
     return np.flatnonzero(~reached)
 
 

@@ -48,6 +48,19 @@ def test_one_client_alone(topology) -> None:
     assert draw(topology, 1).tolist() == [[False]]
 
 
+def test_the_search_for_the_unreachable_reads_the_links_of_each_client_once() -> None:
+    read: list[int] = []
+
+    class Links(np.ndarray):
+        def __getitem__(self, rows):
+            read.extend(np.arange(len(self))[rows])
+            return np.asarray(self)[rows]
+
+    assert unreachable(draw(Ring(), 50).view(Links)).tolist() == [] and sorted(read) == list(range(50))
+    cut = np.kron(np.eye(2, dtype=bool), draw(Ring(), 10)).view(Links)
+    assert unreachable(cut).tolist() == list(range(10, 20)), "two rings without a link between them"
+
+
 def test_degrees() -> None:
     assert set(draw(Mesh(), 7).sum(1)) == {6}
     assert set(draw(Ring(), 7).sum(1)) == {2}
