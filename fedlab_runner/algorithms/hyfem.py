@@ -185,18 +185,18 @@ class HyFEM(Algorithm[HyFEMState]):
         sizes = torch.from_numpy(fed.client_data.num_examples).double()
         weights = sizes if self.weighting == "size" else torch.ones_like(sizes)
         places = self._matched(state.places, models, weights, ids, fed)
-        new, mass, there = (torch.zeros_like(x) for _ in range(3))
+        new, mass = torch.zeros_like(x), torch.zeros_like(x)
         for m, w in arrived.items():
             share = float(weights[m] / weights[ids].sum())
             layout.put(new, share * w, blocks[m], places[m])
             layout.put(mass, share, blocks[m], places[m])
-        old = torch.zeros_like(x)
-        for m in set(range(fed.num_clients)) - set(ids):
-            layout.put(old, models[m], blocks[m], places[m])
-            layout.put(there, 1.0, blocks[m], places[m])
-        kept = old / there.clamp_min(1)  # parts that only clients without a report have
-        mean = new / mass.where(mass > 0, torch.ones_like(mass))
-        shared = torch.where(mass > 0, mean, kept)
+        shared = new / mass.where(mass > 0, torch.ones_like(mass))
+        if not bool((mass > 0).all()):  # parts that only clients without a report have
+            old, there = torch.zeros_like(x), torch.zeros_like(x)
+            for m in set(range(fed.num_clients)) - set(ids):
+                layout.put(old, models[m], blocks[m], places[m])
+                layout.put(there, 1.0, blocks[m], places[m])
+            shared = torch.where(mass > 0, shared, old / there.clamp_min(1))
         return state._replace(params=shared.where(~fed.home.mask(fed.family), x), places=places)
 
     def _matched(
@@ -273,7 +273,10 @@ class HyFEM(Algorithm[HyFEMState]):
     def _sizes(self, fed: Federation) -> np.ndarray:
         """The number of values that each client sends of its model [N]."""
         layout, x, shared = Layout.of(fed.family), fed.family.vector(fed.family.module), ~fed.home.mask(fed.family)
-        return np.array([int((layout.own(x, blocks) & shared).sum()) for blocks in blocks_of(fed)])
+        parts = torch.stack([layout.own(x, (block,)) & shared for block in range(len(layout.extractors))])
+        all_have = int(parts.all(0).sum())
+        of_block = parts.sum(1).cpu().numpy() - all_have
+        return np.array([all_have + int(of_block[list(blocks)].sum()) for blocks in blocks_of(fed)])
 
     def _server_size(self, state: HyFEMState, fed: Federation) -> int:
         """The number of values of the server model that some client has, without what stays at home."""

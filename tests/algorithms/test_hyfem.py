@@ -1,5 +1,6 @@
 """HyFEM and stand-alone training: identities, twins, growth, partial reports, bad input."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -323,6 +324,20 @@ def test_what_only_a_silent_client_has_stays() -> None:
         before, now = (hidden.weights(s.params)[s.places[client]][:, mine] for s in (state, after))
         close(now, before)
     assert torch.equal(built.init(fed).places, run(built, hybrid(cohort=1, std=1e6), 2).places), "nobody reported"
+
+
+def test_a_round_costs_little_for_silent_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where those that report have all parts, the parts of the others are not added up; sizes are those of blocks."""
+    fed, built = hybrid(build=network((6,), (6,))), hyfem()
+    state, calls = built.init(fed), Counter[str]()
+    layout, blocks = Layout.of(fed.family), blocks_of(fed)
+    for name in ("put", "own"):
+        whole = getattr(Layout, name)
+        monkeypatch.setattr(Layout, name, lambda *a, name=name, whole=whole: calls.update([name]) or whole(*a))
+    arrived = torch.stack([layout.take(state.params, blocks[m], state.places[m]) for m in (0, 1, 2)])
+    server_update(fed, state, arrived, built, ids=[0, 1, 2])
+    assert calls == {"put": 2 * 3}
+    assert len(built._sizes(fed)) == 4 and calls["own"] == 3, "clients; blocks"
 
 
 def test_clients_that_are_silent_count_by_their_examples_too() -> None:
