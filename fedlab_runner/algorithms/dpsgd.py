@@ -20,6 +20,7 @@ from fedlab_runner.utils.validate import one_of
 _log = logging.getLogger("fedlab_runner")
 ORDERS = ("train_then_average", "average_while_training")  # values of the field `order`
 MAX_DECOMPOSED = 2000  # clients of a graph up to which the run computes its spectral gap, in some seconds
+SPARSE = 40  # elements of W for one that is not zero, from which a CPU is faster without the zeros
 
 
 class DPSGDState(NamedTuple):
@@ -141,4 +142,7 @@ def _averaged(values: Tensor, linked: np.ndarray, fed: Federation) -> Tensor:
     sent = int(linked.sum()) * values.shape[1]
     fed.metrics.count_payload(upload=sent)
     fed.metrics.count_server_flops(2 * (sent + values.numel()))
-    return torch.from_numpy(metropolis(linked)).to(values) @ values
+    weights = torch.from_numpy(metropolis(linked)).to(values)
+    if values.device.type == "cpu" and SPARSE * (int(linked.sum()) + len(linked)) < linked.size:
+        weights = weights.to_sparse()
+    return weights @ values

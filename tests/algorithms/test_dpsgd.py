@@ -1,6 +1,7 @@
 """D-PSGD: on a complete graph it is FedAvg with everyone; elsewhere it agrees as fast as the spectral gap says."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlab_runner.algorithms import dpsgd
 from fedlab_runner.algorithms.dpsgd import ORDERS, DPSGDState
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.rng import Purpose, generator
@@ -74,6 +76,18 @@ def test_gossip_keeps_the_mean_and_agrees_as_fast_as_the_spectral_gap_says(
 def spread(models: Tensor) -> Tensor:
     """The distance of models [N, D] from their mean."""
     return (models - models.mean(0)).norm()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_averages_without_the_zeros_of_the_weights_are_the_same(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    products, found = Counter[str](), []
+    whole = Tensor.to_sparse
+    monkeypatch.setattr(Tensor, "to_sparse", lambda weights: products.update(["sparse"]) or whole(weights))
+    for sparse in (0, 10**9):
+        monkeypatch.setattr(dpsgd, "SPARSE", sparse)
+        found.append(run(algorithm("dpsgd"), mixed(RAGGED, (normed,), topology=linked(graph)), 3).models)
+    close(*found, 1e-12)
+    assert products == {"sparse": 3}
 
 
 @pytest.mark.parametrize("builds", [(normed,), WIDTHS], ids=["one width", "widths"])
