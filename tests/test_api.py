@@ -166,7 +166,7 @@ def test_the_weights_are_left_where_they_are_asked_for() -> None:
     with safe_open("x/model.safetensors", "pt") as file:
         names = file.keys()
         saved = {name: file.get_tensor(name) for name in names}
-        assert file.metadata() == {"round": "2", "models": "1"}
+        assert file.metadata() == {"fedlab_runner": '{"round": 2, "models": 1}'}
     wanted = result.federation.family.state_dict(result.models[0])
     assert saved.keys() == wanted.keys() and all(torch.equal(saved[name], wanted[name]) for name in wanted)
 

@@ -13,6 +13,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import write_atomically, write_text_atomically
 
 DESCRIPTION_FILE = "config.json"  # which the library of the architecture reads besides the weights
+ABOUT = "fedlab_runner"  # the key of the metadata; safetensors writes several in a random order
 
 
 def check_savable(family: ModelFamily) -> None:
@@ -26,7 +27,8 @@ def check_savable(family: ModelFamily) -> None:
 
 
 def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round: int) -> None:
-    """Writes models [D] with their families' frozen parameters. The metadata has the number of models and `round`.
+    """Writes models [D] with their families' frozen parameters: equal models are equal bytes. The metadata has the
+    number of models and `round`.
 
     A tensor has its name from PyTorch; with several models the name is `<i>.<name>`.
     """
@@ -38,7 +40,7 @@ def save_models(path: Path, models: Sequence[tuple[ModelFamily, Tensor]], round:
         for i, values in enumerate(named)
         for name, value in values.items()
     }
-    content = save(tensors, metadata={"round": str(round), "models": str(len(named))})
+    content = save(tensors, metadata={ABOUT: json.dumps({"round": round, "models": len(named)})})
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -76,9 +78,9 @@ def _read(path: Path) -> tuple[int, int, dict[str, Tensor]]:
         raise _damaged(path, "is no plain file")
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
+            about = json.loads(file.metadata()[ABOUT])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            return int(metadata["round"]), int(metadata["models"]), tensors
+            return int(about["round"]), int(about["models"]), tensors
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _damaged(path, f"cannot be read ({reason})") from None

@@ -13,10 +13,11 @@ from timm.data import create_transform, resolve_data_config
 
 from fedlab_runner import load
 from fedlab_runner.config.build import build
-from fedlab_runner.experiment.export import DESCRIPTION_FILE
+from fedlab_runner.experiment.export import DESCRIPTION_FILE, read_models, save_models, saved_round
 from fedlab_runner.experiment.run import run_in
 from tests.helpers import pictures
 from tests.helpers.composed import composed
+from tests.helpers.toy import model_family
 
 SAVED = ("algorithm=fedavg", "delay=none", "server_data=none", "rounds=1", "threads=1", "logger.save_model=true")
 SMALL_DATA = ("dataset=synthetic", "dataset.num_train=60", "dataset.num_test=20", "dataset.num_classes=3")
@@ -67,3 +68,12 @@ def test_timm_prepares_images_as_the_run_did(tmp_path: Path) -> None:
 def test_other_models_leave_none(tmp_path: Path) -> None:
     run_in(tmp_path, composed(*SAVED, *SMALL_DATA))
     assert not (tmp_path / DESCRIPTION_FILE).exists()
+
+
+def test_equal_models_are_equal_bytes(tmp_path: Path) -> None:
+    """safetensors writes several keys of metadata in a random order."""
+    models = [(model_family(), torch.zeros(model_family().size))] * 2
+    for i in range(20):
+        save_models(tmp_path / str(i), models, round=3)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    assert len(read_models(tmp_path / "0")) == 2 and saved_round(tmp_path / "0") == 3

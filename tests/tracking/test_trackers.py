@@ -143,6 +143,7 @@ def test_a_full_disk_is_one_line_of_tensorboard(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    caplog.set_level(logging.WARNING, "fedlab_runner")
     others = list[threading.ExceptHookArgs]()
     monkeypatch.setattr(threading, "excepthook", others.append)
     writer: Any = importlib.import_module("tensorboard.summary.writer.record_writer").RecordWriter
@@ -173,6 +174,7 @@ def test_what_trackio_warns_of_is_one_line(
         for file in ("/python/trackio/utils.py", "/python/other/utils.py"):
             warnings.warn_explicit(f"Read-only file system: {step}", UserWarning, file, 1)
 
+    caplog.set_level(logging.WARNING, "fedlab_runner")
     console = logging.StreamHandler(sys.stdout)
     monkeypatch.setattr(console, "emit", lambda record: print(record.getMessage()))  # on the output of the moment
     monkeypatch.setattr(logging.getLogger("fedlab_runner"), "handlers", [console])
