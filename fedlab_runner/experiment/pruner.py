@@ -37,6 +37,7 @@ class Pruner:
         sweep_folder = os.environ.get(FOLDER)
         self._sweep = None if sweep_folder is None else Path(sweep_folder)
         self._known: dict[Path, Curve] = {}  # by run folder: curves of finished runs, read once
+        self._changed: int | None = None  # when the records were last written, as of the last look at them
 
     def start(self) -> None:
         """Raises Pruned if the same rule of the same sweep has already ended this run."""
@@ -52,7 +53,9 @@ class Pruner:
     def look(self, history: Callable[[], Sequence[Row]], round: int) -> None:
         """If the rule ends a run with this history, notes that and raises Pruned."""
         e = self._evaluation
-        if self._sweep is None or round >= self._rounds or not e.due(round, self._rounds):
+        if self._sweep is None or isinstance(self._pruning, NoPruning):
+            return
+        if round >= self._rounds or not e.due(round, self._rounds):
             return
         rows = history()
         reason = self._pruning.verdict(_curve(rows, e.metric), self._others)
@@ -66,6 +69,9 @@ class Pruner:
     def _others(self) -> list[Curve]:
         """The curves of the sweep's finished runs."""
         assert self._sweep is not None
+        if (changed := records.changed(self._sweep)) == self._changed:  # hundreds of records cost more than a round
+            return list(self._known.values())
+        self._changed = changed
         for folder in records.finished(self._sweep):
             if folder != self._path.parent and folder not in self._known and (rows := _rows(folder / METRICS)):
                 self._known[folder] = _curve(rows, self._evaluation.metric)

@@ -192,6 +192,14 @@ def _not_begun(overrides: list[str]) -> Job:
     return Job(overrides, int(seed) if re.fullmatch("[0-9]{1,18}", seed) else None, states.NOT_BEGUN, None, "")
 
 
+def changed(folder: Path) -> int | None:
+    """When a record of a sweep was last written, in nanoseconds since 1970; None where there are none."""
+    try:
+        return (folder / "jobs").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def finished(folder: Path) -> list[Path]:
     """The run folders of a sweep's finished jobs that are below the folder with `sweeps`."""
     found = (run_folder(folder, job.folder) for row in read(folder) for job in row.finished)

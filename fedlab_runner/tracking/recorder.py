@@ -116,8 +116,8 @@ class Recorder:
         return self._metrics.digest(round)
 
     def rows(self) -> list[Row]:
-        """The rows of `metrics.jsonl`."""
-        return [dict(row) for row in self._metrics.rows]
+        """The rows of `metrics.jsonl`, which the caller must not change."""
+        return self._metrics.rows
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Shows the summary in W&B, closes the run there, writes `summary.json`, and shows the summary on the terminal.

@@ -14,9 +14,10 @@ from fedlab_runner.experiment import pruner
 from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
-from fedlab_runner.sweep import callback
+from fedlab_runner.sweep import callback, records
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Pruned
+from fedlab_runner.utils.files import write_text_atomically
 from tests.helpers.report_files import curve, write_run
 
 ACCURACY = Evaluation(1, 100, False, [], 1, "test/accuracy", "best", 1, 0, None)
@@ -95,6 +96,27 @@ def test_it_compares_with_the_finished_runs_of_its_sweep(
     assert pruner.read_note(tmp_path / "mine")["objective"] == 0.55
     monkeypatch.delenv(callback.FOLDER)
     look()
+
+
+def test_a_round_reads_the_records_only_if_one_was_written_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be hundreds of records, and a round may take a few milliseconds."""
+    reads, finished = list[Path](), records.finished
+    monkeypatch.setattr(records, "finished", lambda folder: [reads.append(folder), *finished(folder)][1:])
+    monkeypatch.setenv(callback.FOLDER, str(sweep := write_sweep(tmp_path, 0.5, 0.6)))
+    watch = pruner.Pruner(tmp_path / "mine", Median(0, 3), ACCURACY, 9)
+    for round in range(1, 4):
+        watch.look(lambda: [{"round": 1, "test/accuracy": 0.1}], round)
+    assert len(reads) == 1
+    (tmp_path / "run-9").mkdir()
+    (tmp_path / "run-9" / "metrics.jsonl").write_bytes((tmp_path / "run-1" / "metrics.jsonl").read_bytes())
+    job = callback.Job(["seed=9"], 9, "finished", 0.6, "run-9")
+    write_text_atomically(sweep / "jobs" / "9.json", checksummed_json.text(job.__dict__))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(Pruned, match="median of 3 finished"):
+        watch.look(lambda: [{"round": 1, "test/accuracy": 0.1}], 4)
+    pruner.Pruner(tmp_path / "mine", NoPruning(), ACCURACY, 9).look(pytest.fail, 1)  # needs no history
 
 
 def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
