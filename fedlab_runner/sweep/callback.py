@@ -95,6 +95,8 @@ class SweepCallback(Callback):
         write_text_atomically(folder / GRID, json.dumps(grid))
         count = len(grid) or config.hydra.sweeper.get("n_trials")
         write_text_atomically(folder / TOTAL, json.dumps({"jobs": count}))
+        if any((folder / "jobs").iterdir()):  # a killed command may have left the table behind its records
+            refresh(folder)
         shared_by = str(jobs_at_once(config.hydra.launcher))
         threads = os.environ.get(THREADS, "")
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by, THREADS_OF_SWEEP: threads})
@@ -208,7 +210,8 @@ class JobRecord:
             summary = {key: summary[key] for key in ("metric", "rule") if key in summary} | {"rounds": self._rounds}
             summary |= self._summary_so_far() if status == states.FINISHED and self._reused else {}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
-        self._write(sweep, job)
+        if read_job(self._path(sweep)) != asdict(job):  # a finished run started again leaves the table as it is
+            self._write(sweep, job)
         if not refused and (self._output / "config.yaml").is_file():  # the run has begun
             note_sweep(self._output)
         if status != states.STOPPED:  # the command itself reports that in one line

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,7 @@ def natural(setting: Iterable[str]) -> list[Any]:
 def read_job(path: Path) -> dict[str, Any]:
     """The fields of the Job in a file; empty, with a warning, if the file is damaged."""
     try:
-        now = path.stat()
-        stamp = now.st_ino, now.st_size, now.st_mtime_ns
+        stamp = _stamp(path)
         kept, values = _finished.get(path, (None, {}))
         if kept != stamp:
             values = checksummed_json.read(path)
@@ -133,6 +132,12 @@ def read_job(path: Path) -> dict[str, Any]:
         _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it again")
         return {}
     return values
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """The number, size and time of change of a file: others once it has been written again."""
+    now = path.stat()
+    return now.st_ino, now.st_size, now.st_mtime_ns
 
 
 def _sound(values: Mapping[str, Any]) -> bool:
@@ -161,9 +166,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def _grid(folder: Path) -> list[list[str]]:
     """The overrides of each job of a grid; empty for another sweep."""
     try:
-        grid = untrusted.read_json(folder / GRID)
+        return _read_grid(folder / GRID, _stamp(folder / GRID))
     except (OSError, ValueError):
         return []
+
+
+@lru_cache(maxsize=1)
+def _read_grid(path: Path, stamp: tuple[int, int, int]) -> list[list[str]]:
+    """The grid in a file with this stamp, read once: each job of a sweep needs it several times."""
+    grid = untrusted.read_json(path)
     return grid if isinstance(grid, list) and all(map(untrusted.are_texts, grid)) else []
 
 

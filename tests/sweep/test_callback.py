@@ -40,7 +40,7 @@ from fedlab_runner.sweep import ahead, callback, plots, ranking, records, states
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, csv_text, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
-from fedlab_runner.utils import checksummed_json, system
+from fedlab_runner.utils import checksummed_json, system, untrusted
 from fedlab_runner.utils.errors import Diverged, Pruned, UserError
 from fedlab_runner.utils.files import write_text_atomically
 from tests.helpers.crash import TINY
@@ -631,6 +631,17 @@ def test_the_record_of_a_finished_job_is_read_again_only_when_it_changes(
     assert records.read(tmp_path)[0].values() == [0.5, 0.6] and sorted(read) == ["0", "1", "1", "2", "2", "2"]
 
 
+def test_the_grid_is_read_again_only_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job needs it several times, and it has a line of overrides for each job."""
+    read: list[str] = []
+    real = untrusted.read_json
+    monkeypatch.setattr(untrusted, "read_json", lambda path: read.append(path.name) or real(path))  # type: ignore[func-returns-value]
+    write_text_atomically(tmp_path / "grid.json", json.dumps([["seed=0"]]))
+    assert records.size(tmp_path) == len(records.read(tmp_path)) == 1 and read == ["grid.json"]
+    write_text_atomically(tmp_path / "grid.json", json.dumps([["seed=0"], ["seed=1"]]))
+    assert records.size(tmp_path) == 2 and read == ["grid.json"] * 2
+
+
 def test_a_half_written_member_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "a.json").write_text('{"overrides": [')
@@ -695,7 +706,7 @@ def test_a_search_looks_for_the_best(metric: str) -> None:
 
 
 def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_jobs(
-    launch: Sweep, tmp_path: Path
+    launch: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine" / "local").mkdir(parents=True)
     (tmp_path / "mine" / "local" / "slow.yaml").write_text((build.conf_dir() / "local" / "sgd.yaml").read_text())
@@ -709,8 +720,11 @@ def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_j
     fedlab(*command)
     shown = (only_folder() / "table.csv").read_text()
     assert shown.count("\n") == 3
+    (only_folder() / "table.csv").unlink()
+    tables: list[Path] = []
+    monkeypatch.setattr(callback, "refresh", lambda folder: tables.append(folder) or refresh(folder))  # type: ignore[func-returns-value]
     assert fedlab(*command).count(" finished before: ") == 2
-    assert (only_folder() / "table.csv").read_text() == shown
+    assert (only_folder() / "table.csv").read_text() == shown and len(tables) == 1  # of the start alone
     (job,) = (tmp_path / "outputs").glob("fedbuff-*")
     noted = json.loads((job / COMMANDS_FILE).read_text().splitlines()[0])
     assert noted["cwd"] == str(tmp_path)
