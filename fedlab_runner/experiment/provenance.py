@@ -60,7 +60,7 @@ def tracked_as(folder: Path, name: str, shared: bool) -> str:
     the default folder, and an id of its own in any other folder or if the place of W&B's files is `shared` with other
     working folders.
     """
-    own = re.compile(f"{re.escape(name)}(-[0-9a-f]{{4}})?", re.ASCII)
+    own = re.compile(f"{re.escape(name)}(-[0-9a-f]{{4}}){'' if shared else '?'}", re.ASCII)
     noted = [each for each in _starts(folder) if own.fullmatch(str(each.get("tracked_as")))]
     there = noted[-1].get("folder") if noted else None
     if isinstance(there, str) and (there == str(folder.resolve()) or not os.path.exists(there)):

@@ -73,8 +73,12 @@ class Pruner:
             return list(self._known.values())
         self._changed = changed
         for folder in records.finished(self._sweep):
-            if folder != self._path.parent and folder not in self._known and (rows := _rows(folder / METRICS)):
+            if folder == self._path.parent or folder in self._known:
+                continue
+            if rows := _rows(folder / METRICS):
                 self._known[folder] = _curve(rows, self._evaluation.metric)
+            else:
+                self._changed = None  # it is read again in the next round
         return list(self._known.values())
 
 

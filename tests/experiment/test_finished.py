@@ -69,6 +69,7 @@ def test_it_is_what_the_run_gave(tmp_path: Path, name: str, caplog: pytest.LogCa
         assert objective_of_same(tmp_path, cfg) == first and "finished already" in caplog.text
 
 
+@pytest.mark.parametrize("before", [["logger=none"], ["logger=wandb", "logger.mode=disabled"]], ids=str)
 @pytest.mark.parametrize(
     ("more", "end"),
     [
@@ -79,9 +80,9 @@ def test_it_is_what_the_run_gave(tmp_path: Path, name: str, caplog: pytest.LogCa
     ],
 )
 def test_a_tracker_that_is_chosen_later_is_said_to_have_nothing(
-    tmp_path: Path, more: list[str], end: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, before: list[str], more: list[str], end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run_in(tmp_path, composed(*WORDS, "logger=none"))
+    run_in(tmp_path, composed(*WORDS, *before))
     with caplog.at_level(logging.INFO):
         run_in(tmp_path, composed(*WORDS, *more))
     assert caplog.messages[-1].endswith(end.format(tmp_path))

@@ -181,3 +181,15 @@ def test_a_noted_id_that_is_not_of_the_run_is_passed_over(tmp_path: Path) -> Non
     ]
     (tmp_path / provenance.COMMANDS_FILE).write_text("".join(json.dumps(each) + "\n" for each in starts))
     assert provenance.tracked_as(tmp_path, "run", shared=False) == "run-0a1b"
+
+
+def test_a_run_gets_an_id_of_its_own_when_its_place_becomes_one_that_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := Path("outputs", "run")).mkdir(parents=True)
+    seen = []
+    for shared in (False, True, True, False):
+        seen.append(provenance.tracked_as(folder, "run", shared))
+        provenance.record(folder, None, seen[-1], 1, {}, torch.device("cpu"))
+    assert seen[0] == "run" and seen[1].startswith("run-") and seen[1:] == seen[1:2] * 3

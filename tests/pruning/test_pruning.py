@@ -119,6 +119,20 @@ def test_a_round_reads_the_records_only_if_one_was_written_since(
     pruner.Pruner(tmp_path / "mine", NoPruning(), ACCURACY, 9).look(pytest.fail, 1)  # needs no history
 
 
+def test_a_finished_run_whose_rows_cannot_be_read_is_read_in_a_later_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+    watch, (gone, *_) = pruner.Pruner(tmp_path / "mine", Median(0, 3), ACCURACY, 9), sorted(tmp_path.glob("run-*"))
+    rows = (gone / "metrics.jsonl").read_bytes()
+    (gone / "metrics.jsonl").unlink()
+    watch.look(lambda: [{"round": 1, "test/accuracy": 0.1}], 1)
+    (gone / "metrics.jsonl").write_bytes(rows)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(Pruned, match="median of 3 finished"):
+        watch.look(lambda: [{"round": 1, "test/accuracy": 0.1}], 2)
+
+
 def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
     evaluation = Evaluation(1, 100, False, [], 1, "test/loss", "best", 1, 0, None)

@@ -169,6 +169,8 @@ def test_what_trackio_warns_of_is_one_line(
 ) -> None:
     """It says with warnings alone that its folder is full or read-only. Warnings of others are shown as before."""
 
+    pytest.importorskip("trackio", reason="needs the extra trackio")
+
     def write(values: dict[str, Any], step: int) -> None:
         print("* Trackio's line")
         for file in ("/python/trackio/utils.py", "/python/other/utils.py"):
