@@ -620,7 +620,7 @@ def test_the_record_of_a_finished_job_is_read_again_only_when_it_changes(
     """A sweep looks at all records whenever a job begins or ends."""
     read: list[str] = []
     real = checksummed_json.read
-    monkeypatch.setattr(checksummed_json, "read", lambda path: read.append(path.stem) or real(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(checksummed_json, "read", lambda path: [read.append(path.stem), real(path)][1])
     (tmp_path / "jobs").mkdir()
     for seed, status in enumerate(("finished", "finished", "unfinished")):
         text = checksummed_json.text(asdict(job(seed, 0.5, status)))
@@ -635,7 +635,7 @@ def test_the_grid_is_read_again_only_when_it_changes(tmp_path: Path, monkeypatch
     """Each job needs it several times, and it has a line of overrides for each job."""
     read: list[str] = []
     real = untrusted.read_json
-    monkeypatch.setattr(untrusted, "read_json", lambda path: read.append(path.name) or real(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(untrusted, "read_json", lambda path: [read.append(path.name), real(path)][1])
     write_text_atomically(tmp_path / "grid.json", json.dumps([["seed=0"]]))
     assert records.size(tmp_path) == len(records.read(tmp_path)) == 1 and read == ["grid.json"]
     write_text_atomically(tmp_path / "grid.json", json.dumps([["seed=0"], ["seed=1"]]))
@@ -722,7 +722,7 @@ def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_j
     assert shown.count("\n") == 3
     (only_folder() / "table.csv").unlink()
     tables: list[Path] = []
-    monkeypatch.setattr(callback, "refresh", lambda folder: tables.append(folder) or refresh(folder))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(callback, "refresh", lambda folder: [tables.append(folder), refresh(folder)][1])
     assert fedlab(*command).count(" finished before: ") == 2
     assert (only_folder() / "table.csv").read_text() == shown and len(tables) == 1  # of the start alone
     (job,) = (tmp_path / "outputs").glob("fedbuff-*")
