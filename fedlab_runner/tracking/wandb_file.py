@@ -33,6 +33,11 @@ def records(path: Path) -> Iterator[Any]:
             place = 0
 
 
+def next_step(path: Path) -> int:
+    """The step after the last row of the history, 0 if there is none."""
+    return max((record.history.step.num + 1 for record in records(path) if record.HasField("history")), default=0)
+
+
 def is_whole(path: Path, rows: int) -> bool:
     """Whether the file holds at least so many rows of the history, and the end of its run."""
     deadline = time.monotonic() + CLOSE_SECONDS

@@ -1,6 +1,5 @@
 """A run in Weights & Biases: a second copy of its numbers, whose failures never stop the run."""
 
-import glob
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedlab_runner.core.metric_names import FILE_ONLY, is_share
-from fedlab_runner.tracking import wandb_file
+from fedlab_runner.tracking import wandb_copies, wandb_file
 from fedlab_runner.tracking import wandb_service as service
 from fedlab_runner.tracking.attempts import Attempts
 from fedlab_runner.tracking.jsonl import Row
@@ -29,8 +28,8 @@ LAST_ANSWER_SECONDS = 5.0  # how long after its start a run that has ended still
 class WandbTracker:
     """A W&B run under this run's id, whose history equals the run's files.
 
-    A continued online run sends the rounds that the server lacks. A continued offline run writes all rounds into a new
-    file and, when that is closed and whole, removes the older files of the same id.
+    A continued online run sends the rounds that the server lacks. A continued offline run writes into a new file the
+    rounds that no uploaded copy has and, when that is closed and whole, removes the copies that were not uploaded.
     """
 
     def __init__(
@@ -41,10 +40,11 @@ class WandbTracker:
         self._config = config
         self._label = label
         self._commit = commit
-        self._folder = _wandb_folder(Path(logger.dir))
+        self._folder = wandb_copies.wandb_folder(Path(logger.dir))
         self._run: wandb.Run | None = None
         self._reach: Reach | None = None  # while the server has not answered
         self._waiting: list[Row] = []  # the rounds until the server answers
+        self._continues = False  # whether the run had rounds when it started
         self._older: list[Path] = []  # offline files that the new ones will replace
         self._first = 0  # the first round to be sent
         self._last = 0
@@ -62,6 +62,7 @@ class WandbTracker:
         if self._logger.mode == "disabled":
             return
         self._waiting = list(history)
+        self._continues = bool(self._waiting)
         if self._logger.mode == "online":
             self._reach = self._try(lambda: Reach(service.server()), "does not say where its server is")
         if self._reach is None or self._reach.answers(FIRST_ANSWER_SECONDS):
@@ -81,7 +82,7 @@ class WandbTracker:
                 )
             self._reach = None
         if self._run is None:
-            self._older = _segments(self._folder, self._run_id, "offline-run")
+            self._first = self._try(self._look_at_copies, "has copies that cannot be read") or 0
             self._run = self._try(lambda: self._init("offline"), "could not be started")
         if self._run is None:
             return
@@ -97,6 +98,19 @@ class WandbTracker:
         for row in waiting:
             self.log(row)
         self._say_where(run)
+
+    def _look_at_copies(self) -> int:
+        """Finds the copies that the new file will replace; returns the first round that no uploaded copy has.
+
+        `wandb sync` adds the rounds of a copy to those that W&B has of the run. A run that begins anew sends all.
+        """
+        offline = self._copies("offline-run")
+        self._older = [copy for copy in offline if not wandb_copies.is_uploaded(copy, self._run_id)]
+        uploaded = [*self._copies("run"), *(copy for copy in offline if copy not in self._older)]
+        return wandb_copies.first_missing_round(uploaded, self._run_id) if self._continues else 0
+
+    def _copies(self, kind: Literal["run", "offline-run"]) -> list[Path]:
+        return wandb_copies.copies(self._folder, self._run_id, kind)
 
     def _settle(self, last: bool) -> None:
         """Opens a waiting run if the server has answered or its time is over. `last` says that the run has ended."""
@@ -189,9 +203,9 @@ class WandbTracker:
         finally:
             if not run.offline:
                 self._try(lambda: service.listen(None), "still sends messages")
-        file = _segment(run) / f"run-{self._run_id}.wandb"
+        file = wandb_copies.file_of(_copy(run), self._run_id)
         if not file.is_file():
-            _log.warning("W&B lacks the run: %s was removed; the run's own files are not affected", _segment(run))
+            _log.warning("W&B lacks the run: %s was removed; the run's own files are not affected", _copy(run))
         elif run.offline and not self._try(lambda: wandb_file.is_whole(file, self._rows), "cannot be read back"):
             kept = "; older copies stay" if self._older else ""
             self._warn_incomplete(run, f"{short_path(file)} ends early, as on a full disk{kept}", cut=True)
@@ -201,14 +215,14 @@ class WandbTracker:
 
     def _online(self) -> "wandb.Run | None":
         """The run on the server; None, with one warning, where there is no account or no server."""
-        before = _segments(self._folder, self._run_id, "run")
+        before = self._copies("run")
         try:
             return self._init("online")
         except Exception as error:
             _log.warning("W&B cannot be reached (%s): the run continues with logger.mode=offline", service.line(error))
         # W&B's process still holds the run's id and leaves an empty folder: both would hinder the offline run.
         self._try(service.teardown, "did not stop")
-        for left in set(_segments(self._folder, self._run_id, "run")) - set(before):
+        for left in set(self._copies("run")) - set(before):
             shutil.rmtree(left, ignore_errors=True)
         return None
 
@@ -256,7 +270,7 @@ class WandbTracker:
 
     def _say_where(self, run: "wandb.Run") -> None:
         if run.offline:
-            folder, segment = shell_path(self._folder), shell_path(_segment(run))
+            folder, segment = shell_path(self._folder), shell_path(_copy(run))
             _log.info(
                 "W&B is offline: `wandb leet %s` shows all runs, `wandb sync %s` uploads this one", folder, segment
             )
@@ -269,7 +283,7 @@ class WandbTracker:
         """
         if not self._incomplete:
             self._incomplete = True
-            command = f"wandb sync {'' if run.offline else '--include-online '}{shell_path(_segment(run))}"
+            command = f"wandb sync {'' if run.offline else '--include-online '}{shell_path(_copy(run))}"
             told = "" if cut else f", `{command}` uploads it later"
             _log.warning("W&B lacks some of the run (%s): the run's own files have it%s", reason, told)
 
@@ -280,18 +294,5 @@ class WandbTracker:
             self._media_names.add(name)
 
 
-def _wandb_folder(folder: Path) -> Path:
-    """W&B's folder: its last part must be `wandb`."""
-    folder = folder.expanduser().absolute()
-    return folder if folder.name == "wandb" else folder / "wandb"
-
-
-def _segments(folder: Path, run_id: str, kind: str) -> list[Path]:
-    """The folders `<kind>-<date>_<time>-<id>` of exactly this id that were not uploaded yet."""
-    file = f"run-{run_id}.wandb"  # unlike the folder's name, the file's name has no number after the id
-    found = folder.glob(f"{kind}-*{glob.escape(run_id)}*")
-    return [path for path in found if (path / file).is_file() and not (path / f"{file}.synced").exists()]
-
-
-def _segment(run: "wandb.Run") -> Path:
+def _copy(run: "wandb.Run") -> Path:
     return Path(run.settings.sync_dir)

@@ -539,6 +539,8 @@ def test_online_sends_every_round_once_over_two_sessions(tmp_path: Path) -> None
     assert len(run.rows()) == 10
     assert (run.exit_code, run.group, run.tags) == (0, "a group", ["one", "two"])
     assert run.config["seed"]["value"] == 3 and run.summary["summary"]["objective"] == 0.5
+    record(tmp_path, logger(tmp_path), 9, 11)
+    assert [row["_step"] for row in wandb_files.history(wandb_file(tmp_path))] == [10, 11], "what `wandb sync` adds"
     assert_no_key(tmp_path)
 
 
@@ -557,10 +559,16 @@ def test_an_offline_run_is_uploaded_as_the_log_line_says(
         command = [sys.executable, "-m", *words]
         subprocess.run(command, check=True, capture_output=True, env=environment, timeout=60)
         assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
-    # From now on it is on the server: going on, the run keeps it and says all again in a file of its own.
-    [uploaded] = (tmp_path / "wandb").glob("offline-run-*/*.synced")
-    record(tmp_path, logger(tmp_path), 5, 7)
-    assert uploaded.exists() and len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+        # The copy is on the server: a continued run keeps it, and its next copy has the rounds that are new.
+        [uploaded] = (tmp_path / "wandb").glob("offline-run-*/*.synced")
+        record(tmp_path, logger(tmp_path), 5, 7)
+        record(tmp_path, logger(tmp_path), 7, 8)
+        assert uploaded.exists() and len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+        [line] = [one for one in caplog.messages if "wandb sync" in one][-1:]
+        command = [sys.executable, "-m", *line.split("`")[3].split()]
+        subprocess.run(command, check=True, capture_output=True, env=environment, timeout=60)
+        assert without_clock(server.runs[ID].rows()) == expected(tmp_path)
+        assert len(server.runs[ID].rows()) == 9
     assert_no_key(tmp_path)
 
 
