@@ -22,7 +22,6 @@ from fedlab_runner.executors._run_notes import mapping_at, note, noted, noted_an
 from fedlab_runner.executors.graphs import has_compiler
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import DEFAULT_CHUNK_SIZE, Vectorized
-from fedlab_runner.utils.durations import duration
 from fedlab_runner.utils.system import usable_cores
 from fedlab_runner.utils.validate import at_least
 
@@ -38,8 +37,9 @@ class Auto:
     On a CPU it takes the executor with the least expected time by a rule, a function of model, cohort, rounds, cores
     and threads. Compiled steps count if the rest of the run pays for the compiler. It times nothing, so that a run
     gives the same bits whatever else the machine does. If it expects `seconds` or more of local training, or compiles
-    steps, it first compares models with those of `loop`, and refuses an executor that does not agree. By the same rule
-    it compiles the gradient of the server's large minibatches, which it first compares too.
+    steps, it first compares models with those of `loop`, and refuses an executor that does not agree. It expects too
+    little where a local step takes several gradients, or where a small network has many layers. By the same rule it
+    compiles the gradient of the server's large minibatches, which it first compares too.
 
     On a GPU, whose sums can come in another order anyway, a run of `seconds` or more times the executors on a sample of
     its own work, unless other processes use the machine. The user's cache folder keeps the measurements by type of
@@ -170,7 +170,7 @@ class _Choosing(SingleProcessExecutor):
             ways.remove(way)
         if left >= self._settings.seconds:
             where = f" in {workers} processes" if workers > 1 else ""
-            _log.info("local training with executor=%s%s: about %s are left", way.words, where, duration(left))
+            _log.info("local training with executor=%s%s", way.words, where)
         return way
 
     def _on_gpu(self, work: Work, rounds: int) -> Way:

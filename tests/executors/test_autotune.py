@@ -62,6 +62,7 @@ def test_the_fastest_is_measured_once(measured: list[list[str]], caplog: pytest.
     work = work_of(federation())
     assert timed.fastest(work, WAYS, 1) == Way(None)
     assert f"a round with executor={WHOLE}" in caplog.text and "for the next 1 rounds" in caplog.text
+    assert "about" not in caplog.text, "about less than 1 s"
     assert timed.fastest(work, WAYS, 1) == Way(None) and measured == [[LOOP, CHUNKS, WHOLE]]
     assert timed.fastest(work, WAYS, 1000) == Way(None, compile=True)
     # Beside the reference and the best of the others: the machine may be slower now than it was.

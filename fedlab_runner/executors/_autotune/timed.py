@@ -44,7 +44,7 @@ def fastest(work: Work, ways: Sequence[Way], rounds: int) -> Way | None:
         return None
     a_round = {name: f"{(costs[name].a_step or 0) * steps:.3g} s" for name in ranked}
     _log.info(
-        "local training takes %s a round with executor=%s, chosen from %s; about %s for the next %d rounds",
+        "local training takes %s a round with executor=%s, chosen from %s; %s for the next %d rounds",
         a_round[chosen],
         chosen,
         ", ".join(f"{name} ({seconds})" for name, seconds in a_round.items() if name != chosen),
