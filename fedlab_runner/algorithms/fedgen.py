@@ -242,7 +242,10 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
 
 def _classifier(family: ModelFamily) -> Classifier:
     if family.classifier is None or not family.classifier.direct:
-        raise UserError("algorithm=fedgen needs a model that ends in a linear classifier, and trains it")
+        raise UserError(
+            "algorithm=fedgen needs a model that ends in a linear classifier, which it trains and forward() calls as "
+            "an nn.Linear module"
+        )
     return family.classifier
 
 

@@ -1,7 +1,8 @@
 """The linear layer of a network that gives the logits."""
 
+import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -57,13 +58,17 @@ def giving_logits(
 
 @contextmanager
 def _hooked(module: nn.Module, names: Collection[str], act: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """A context in which `act` gets the output of each of these submodules, and may give another."""
+    """A context in which `act` gets the output of each of these submodules, and may give another. In it the network
+    computes uncompiled, because what `torch.compile` made passes hooks by.
+    """
+    compiler = "torch._dynamo" in sys.modules  # without it nothing is compiled; to import it takes a second
     hooks = [
         module.get_submodule(name).register_forward_hook(lambda layer, inputs, output, name=name: act(name, output))
         for name in names
     ]
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
+            yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -6,6 +6,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/home/<file
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import nn
 
@@ -42,10 +43,14 @@ def inside(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def require_classifier(home: str, classifier: str | None) -> str:
-    """The name of the classifier. Raises UserError if the model has none."""
-    if classifier is None:
-        raise UserError(
-            f"home={home} needs a model that ends in a linear classifier, which it trains: take home=prefixes"
-        )
-    return classifier
+def require_classifier(home: str, classifier: str | None, module: nn.Module) -> str:
+    """The name of the classifier of `module`. Raises UserError if the model has none."""
+    if classifier is not None:
+        return classifier
+    linear = [(name, layer.out_features) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    heads = [name for name, _ in takewhile(lambda each: each[1] == linear[-1][1], reversed(linear))]
+    if len(heads) > 1:
+        found = f"one linear classifier, and none of {', '.join(reversed(heads))} alone gives its logits"
+    else:
+        found = "a linear classifier at its end, which it trains and forward() calls as an nn.Linear module"
+    raise UserError(f"home={home} needs a model with {found}: take home=prefixes")

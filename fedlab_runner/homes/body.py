@@ -13,5 +13,5 @@ class BodyHome(Home):
     """Each client has its own layers up to the classifier (the layer of the logits); clients share the classifier."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
-        head = require_classifier("body", classifier)
+        head = require_classifier("body", classifier, module)
         return [name for name in names if not inside(name, head)]

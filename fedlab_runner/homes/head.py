@@ -13,5 +13,5 @@ class HeadHome(Home):
     """Each client has its own classifier (the layer of the logits); clients share the layers before it."""
 
     def keeps(self, module: nn.Module, classifier: str | None, names: Sequence[str]) -> Sequence[str]:
-        head = require_classifier("head", classifier)
+        head = require_classifier("head", classifier, module)
         return [name for name in names if inside(name, head)]

@@ -387,7 +387,7 @@ def test_wrong_fields(fields: dict[str, Any], message: str) -> None:
 
 def test_a_model_without_a_body_is_refused() -> None:
     fed = federation(build=lambda: nn.Sequential(nn.Linear(FEATURES, 3)))
-    with pytest.raises(UserError, match=r"^algorithm=fedwalk needs a model with a body before a linear classifier$"):
+    with pytest.raises(UserError, match=r"^algorithm=fedwalk needs a model with a body before [^\n]*$"):
         fedwalk().check(fed)
 
 

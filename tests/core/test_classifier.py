@@ -1,12 +1,15 @@
 """The trial finds the linear layer that gives the logits."""
 
 import pickle
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedlab_runner.core.classifier import candidates, giving_logits
 from fedlab_runner.core.client_homes import ClientHomes
 from fedlab_runner.core.joined_models import Carrying, Pair
 from fedlab_runner.core.model_family import ModelFamily
@@ -47,6 +50,22 @@ def heads(combine: Callable[[Heads, Tensor], Tensor]) -> Callable[[], nn.Module]
     return lambda: Heads(combine)
 
 
+class Functional(nn.Module):
+    """Takes the weight of its last layer, which it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.body(inputs)), self.head.weight)
+
+
+def convolution() -> nn.Module:
+    """Without a linear layer."""
+    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, CLASSES, FEATURES), nn.Flatten())
+
+
 def behind(*layers: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES), *layers)
 
@@ -65,7 +84,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str | None, bool]] = {
     "a trained layer behind": (behind(nn.LayerNorm(CLASSES)), None, False),
     "trained statistics behind": (behind(nn.BatchNorm1d(CLASSES, affine=False)), None, False),
     "none": (heads(lambda m, x: x[:, :CLASSES]), None, False),
+    "not called": (Functional, None, False),
 }
+ONE = "a linear classifier at its end, which it trains and forward() calls as an nn.Linear module"  # what they ask for
+OF_TWO = "one linear classifier, and none of head, other alone gives its logits"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,12 +100,24 @@ def test_it_is_the_layer_on_whose_output_alone_the_logits_depend(name: str) -> N
     assert not any(m._forward_hooks for m in family.module.modules())
 
 
-@pytest.mark.parametrize("build", [CASES["two heads"][0], CASES["none"][0]])
+def test_it_is_found_in_what_the_network_has_compiled() -> None:
+    network = nn.Sequential(nn.Tanh(), torch.compile(nn.Linear(FEATURES, CLASSES), backend="eager")).double()
+    with torch.no_grad():
+        network(INPUTS[:2])  # compiles it, before there are hooks
+        layers = candidates(network, CLASSES, dict(network.named_parameters()))
+        found = giving_logits(network, layers, lambda: network(INPUTS[:2]), lambda: network(INPUTS[2:]))
+    assert found is not None and found.name == "1._orig_mod" and found.direct
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [(CASES["two heads"][0], OF_TWO), (Functional, ONE), (convolution, ONE)],
+)
 @pytest.mark.parametrize("name", ["head", "body"])
-def test_homes_refuse_a_network_without_one(name: str, build: Callable[[], nn.Module]) -> None:
+def test_homes_refuse_a_network_without_one(name: str, build: Callable[[], nn.Module], wanted: str) -> None:
     fed = federation(build=build)
     try_network(fed.family, INPUTS)
-    with pytest.raises(UserError, match=rf"^home={name} needs a model that ends in a linear classifier[^\n]*$"):
+    with pytest.raises(UserError, match=rf"^home={name} needs a model with {re.escape(wanted)}: take home=prefixes$"):
         ClientHomes(home(name), [fed.family], fed.client_state, 0)
 
 

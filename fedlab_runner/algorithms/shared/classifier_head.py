@@ -18,7 +18,9 @@ def require_body(what: str, family: ModelFamily, data: ServerData) -> Classifier
     """
     layer = family.classifier
     if layer is None or bool(family.segments(layer.name)[: family.num_params].all()):
-        raise UserError(f"{what} needs a model with a body before a linear classifier")
+        raise UserError(
+            f"{what} needs a model with a body before a linear classifier, which forward() calls as an nn.Linear module"
+        )
     if not layer.direct:
         head = torch.zeros(head_size(layer, data.num_classes), dtype=family.dtype, device=family.device)
         try:
