@@ -268,6 +268,17 @@ def sharing(tie: Callable[[nn.Linear, nn.Linear], object]) -> Build:
     return build
 
 
+def in_columns(first: nn.Linear, second: nn.Linear) -> None:
+    """The layers' weights are the halves of the rows of one tensor: they lie between each other and share no value."""
+    halves = torch.cat([first.weight.detach(), second.weight.detach()], 1).chunk(2, dim=1)
+    first.weight.data, second.weight.data = halves
+
+
+def in_columns_with_one_of_the_first(first: nn.Linear, second: nn.Linear) -> None:
+    in_columns(first, second)
+    second.register_buffer("corner", first.weight.detach()[-1, -1:])
+
+
 REFUSED: dict[str, tuple[Build, str]] = {
     "one memory": (
         sharing(lambda a, b: setattr(b.weight, "data", a.weight.data)),
@@ -280,6 +291,10 @@ REFUSED: dict[str, tuple[Build, str]] = {
     "the memory of a buffer": (
         sharing(lambda a, b: (a.register_buffer("mean", row := torch.zeros(2)), b.register_buffer("first", row[:1]))),
         "(0.mean and 1.first|1.first and 0.mean) share memory",
+    ),
+    "the memory of a value between others": (
+        sharing(in_columns_with_one_of_the_first),
+        "0.weight and 1.corner share memory",
     ),
     "a weight assigned": (
         lambda: Written(assigns=True),
@@ -330,6 +345,7 @@ TRAINS: dict[str, tuple[Build, bool, bool]] = {
     "a branch": (Branching, False, True),
     "unused": (Unused, False, False),
     "tied": (sharing(lambda a, b: setattr(b, "weight", a.weight)), False, False),
+    "columns of one tensor": (sharing(in_columns), False, False),
     "weight norm": (with_first(parametrizations.weight_norm), False, False),
     "old weight norm": (with_first(weight_norm), False, False),
     "spectral norm": (with_first(parametrizations.spectral_norm), False, True),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -30,22 +31,38 @@ def check_memory(module: nn.Module) -> None:
     own = buffers | {name for name, value in values.items() if value.requires_grad}
     held = {name: value for name, value in values.items() if not (value.is_meta or is_lazy(value))}
     spans = sorted((*_span(value), name) for name, value in held.items() if value.numel())
-    begun: tuple[int, int, str] | None = None  # the span so far that ends last
-    for span in spans:
-        begin, end, name = span
-        if begun is not None and begin < begun[1] and own & {name, begun[2]}:
-            raise ValueError(
-                f"the model's {begun[2]} and {name} share memory and would part in training: assign the tensor "
-                "itself, as b.weight = a.weight, or give one of them a copy"
-            )
-        if begun is None or end > begun[1]:
-            begun = span
+    open_spans: list[tuple[int, str]] = []  # the ends and names of those that reach the present one
+    for begin, end, name in spans:
+        open_spans = [each for each in open_spans if each[0] > begin]
+        for _, other in open_spans:
+            if own & {name, other} and _meet(held[other], held[name]):
+                raise ValueError(
+                    f"the model's {other} and {name} share memory and would part in training: assign the tensor "
+                    "itself, as b.weight = a.weight, or give one of them a copy"
+                )
+        open_spans.append((end, name))
 
 
 def _span(value: Tensor) -> tuple[int, int]:
     """The first address of a tensor, and the one behind it."""
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+
+
+def _meet(one: Tensor, other: Tensor) -> bool:
+    """Whether a byte belongs to both tensors, of which `one` begins first: two columns of a matrix have none in common,
+    although each lies in the other's span.
+    """
+    begin, end = one.data_ptr(), max(_span(one)[1], _span(other)[1])
+    taken = np.zeros(end - begin, dtype=bool)
+
+    def part(value: Tensor) -> np.ndarray:
+        shape, size = (*value.shape, value.element_size()), value.element_size()
+        strides = (*(stride * size for stride in value.stride()), 1)
+        return np.lib.stride_tricks.as_strided(taken[value.data_ptr() - begin :], shape, strides)
+
+    part(one)[...] = True
+    return bool(part(other).any())
 
 
 def call(module: nn.Module, values: dict[str, Tensor], tied: dict[str, str], inputs: Tensor) -> Tensor:
