@@ -56,7 +56,7 @@ def _quiet_machine() -> Iterator[None]:
         patch.setenv("WANDB_SILENT", "true")
         patch.setenv("MPLCONFIGDIR", str(Path(folder) / "matplotlib"))
         patch.setenv("MPLBACKEND", "Agg")
-        for variable in _OURS:
+        for variable in (*_OURS, "COLUMNS", "LINES"):  # the last two are the size of the terminal that starts the tests
             patch.delenv(variable, raising=False)
         yield
 
