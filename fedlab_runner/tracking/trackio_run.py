@@ -42,6 +42,8 @@ class TrackioTracker:
 
     def start(self, history: Iterable[Row]) -> None:
         """Opens the run with `history`; it replaces an earlier run of this id, whatever its name for people was."""
+        # Python shows a warning once a process, unless told otherwise, and this may be the process's second run.
+        warnings.filterwarnings("always", module="trackio")
         self._hooks.enter_context(heard(warnings, "showwarning", self._keep))
         self._run = self._silently(self._open, "could not be started")
         if self._run is not None:

@@ -167,14 +167,18 @@ def test_what_trackio_warns_of_is_one_line(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It says with warnings alone that its folder is full or read-only. Warnings of others are shown as before."""
-
+    """It says with warnings alone that its folder is full or read-only, in each run of a process, where Python shows a
+    warning once. Warnings of others are shown as before.
+    """
     pytest.importorskip("trackio", reason="needs the extra trackio")
+
+    seen: dict[str, dict[Any, Any]] = {"trackio": {}, "other": {}}
 
     def write(values: dict[str, Any], step: int) -> None:
         print("* Trackio's line")
-        for file in ("/python/trackio/utils.py", "/python/other/utils.py"):
-            warnings.warn_explicit(f"Read-only file system: {step}", UserWarning, file, 1)
+        for name, shown in seen.items():
+            words, file = f"Read-only file system: {step}", f"/python/{name}/utils.py"
+            warnings.warn_explicit(words, UserWarning, file, 1, f"{name}.utils", shown)
 
     caplog.set_level(logging.WARNING, "fedlab_runner")
     console = logging.StreamHandler(sys.stdout)
@@ -185,13 +189,14 @@ def test_what_trackio_warns_of_is_one_line(
     monkeypatch.setattr(trackio_run, "_close", lambda run: None)
     others = list[str]()
     with warnings.catch_warnings():
-        warnings.simplefilter("always")
+        warnings.simplefilter("default")
         monkeypatch.setattr(warnings, "showwarning", lambda message, category, file, *_: others.append(file))
         before = warnings.showwarning
-        record(tmp_path, TrackioLogger(False, None, False, "tests", None, str(tmp_path)), -1, 1)
+        for _ in range(2):
+            record(tmp_path, TrackioLogger(False, None, False, "tests", None, str(tmp_path)), -1, 1)
         assert warnings.showwarning == before and set(others) == {"/python/other/utils.py"}
     told = (
         f"Trackio in {tmp_path} did not take a round (Read-only file system: 0): the run's own files are not affected"
     )
-    assert caplog.messages == [told]
-    assert capsys.readouterr().out == f"{told}\n", "neither Trackio's own lines nor silence"
+    assert caplog.messages == [told, told]
+    assert capsys.readouterr().out == f"{told}\n" * 2, "neither Trackio's own lines nor silence"
