@@ -50,7 +50,7 @@ def require_classifier(home: str, classifier: str | None, module: nn.Module) -> 
     linear = [(name, layer.out_features) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     heads = [name for name, _ in takewhile(lambda each: each[1] == linear[-1][1], reversed(linear))]
     if len(heads) > 1:
-        found = f"one linear classifier, and none of {', '.join(reversed(heads))} alone gives its logits"
+        found = f"with one linear classifier, and none of {', '.join(reversed(heads))} alone gives its logits"
     else:
-        found = "a linear classifier at its end, which it trains and forward() calls as an nn.Linear module"
-    raise UserError(f"home={home} needs a model with {found}: take home=prefixes")
+        found = "that ends in a linear classifier, which it trains and forward() calls as an nn.Linear module"
+    raise UserError(f"home={home} needs a model {found}: take home=prefixes")

@@ -86,8 +86,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str | None, bool]] = {
     "none": (heads(lambda m, x: x[:, :CLASSES]), None, False),
     "not called": (Functional, None, False),
 }
-ONE = "a linear classifier at its end, which it trains and forward() calls as an nn.Linear module"  # what they ask for
-OF_TWO = "one linear classifier, and none of head, other alone gives its logits"
+# What homes ask for where there is no classifier, and where there are two heads.
+ONE = "that ends in a linear classifier, which it trains and forward() calls as an nn.Linear module"
+OF_TWO = "with one linear classifier, and none of head, other alone gives its logits"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,7 +118,7 @@ def test_it_is_found_in_what_the_network_has_compiled() -> None:
 def test_homes_refuse_a_network_without_one(name: str, build: Callable[[], nn.Module], wanted: str) -> None:
     fed = federation(build=build)
     try_network(fed.family, INPUTS)
-    with pytest.raises(UserError, match=rf"^home={name} needs a model with {re.escape(wanted)}: take home=prefixes$"):
+    with pytest.raises(UserError, match=rf"^home={name} needs a model {re.escape(wanted)}: take home=prefixes$"):
         ClientHomes(home(name), [fed.family], fed.client_state, 0)
 
 
