@@ -48,7 +48,7 @@ def test_a_failed_run_says_why_in_its_folder_until_it_goes_on(
     assert (logged.getMessage(), hasattr(logged, "file_only")) == (told, True)
     assert (reported(folder).state, reported(folder).error) == (states.FAILED, told)
     with monkeypatch.context() as stopping, pytest.raises(Interrupted):
-        stopping.setattr(FedAvg, "round", partial(raising, Interrupted(2)))
+        stopping.setattr(FedAvg, "round", lambda *_: raising(Interrupted(2)))
         run(folder, composed(*DIVERGES, "nonfinite=drop"))
     assert not (folder / NOTE_FILE).exists() and reported(folder).state == states.UNFINISHED
     run(folder, composed(*DIVERGES, "nonfinite=drop"))
@@ -64,7 +64,7 @@ def test_the_line_of_an_error_is_that_of_the_note(
     run: Callable[..., object], end: BaseException, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Own code that ends the process, and submitit's error, end the run as failed."""
-    monkeypatch.setattr(FedAvg, "round", partial(raising, end))
+    monkeypatch.setattr(FedAvg, "round", lambda *_: raising(end))
     with pytest.raises(RunFailed, match=f"^{line}") as error:
         run(tmp_path, composed("algorithm=fedavg", "rounds=1", "delay=none"))
     assert read(tmp_path) == str(error.value)

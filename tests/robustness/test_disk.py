@@ -178,7 +178,7 @@ def test_a_thousand_runs_of_one_process_leave_no_callback(tmp_path: Path, monkey
 
 JUMPING = """
 import os, random, time
-jump = lambda: random.Random(os.urandom(4)).uniform(-1e9, 1e9)
+jump = lambda: random.Random(int.from_bytes(os.urandom(4))).uniform(-1e9, 1e9)
 real, real_ns = time.time, time.time_ns
 time.time = lambda: real() + jump()
 time.time_ns = lambda: real_ns() + int(1e9 * jump())
