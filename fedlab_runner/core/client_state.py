@@ -28,12 +28,7 @@ class RowStore:
     """An algorithm's rows of one length: on the `device`, on the `host`, or on `disk`."""
 
     def __init__(
-        self,
-        place: str,
-        file: RowFile,
-        device: torch.device,
-        in_memory: Callable[[Tensor], Tensor] = lambda row: row,
-        empty: Empty = torch.empty,
+        self, place: str, file: RowFile, device: torch.device, in_memory: Callable[[Tensor], Tensor], empty: Empty
     ) -> None:
         """Each row that stays in memory goes through `in_memory`, which returns it. `empty` gives memory for stacks."""
         self._place, self._file, self._device = place, file, device

@@ -136,11 +136,6 @@ class Run:
         return f"{words} (round {max(self.done, 0)} of {self.rounds})" if told else words
 
     @property
-    def ended(self) -> bool:
-        """Whether no more rounds will come unless somebody starts the run again."""
-        return self.state not in (states.UNFINISHED, states.NOT_BEGUN)
-
-    @property
     def evaluation(self) -> Mapping[str, Any]:
         """The part `evaluation` of the config; empty if a broken config has none."""
         found = self.config.get("evaluation")

@@ -134,7 +134,6 @@ def decimals_of(groups: Sequence[SeedGroup]) -> int | None:
 def result(
     groups: Sequence[SeedGroup],
     bold: bool = False,
-    more: Sequence[str] = (),
     deviation: float | None = None,
     digits: int | None = None,
     usual: int = 0,
@@ -144,13 +143,13 @@ def result(
     `usual`: the number of seeds that the cell need not mention.
     """
     if not groups:
-        return cell("not run", *more, muted=True)
+        return cell("not run", muted=True)
     values, metric = finished(groups), groups[0].runs[0].metric
     if not values:
-        return cell(without_result(groups), *more, *remarks(groups), muted=True)
+        return cell(without_result(groups), *remarks(groups), muted=True)
     seeds = "" if len(values) == usual else count_of(len(values), "seed")
     words = spread(values, metric, deviation, digits)
-    return cell(words, *more, seeds, *remarks(groups), bold=bold, sort=mean(values))
+    return cell(words, seeds, *remarks(groups), bold=bold, sort=mean(values))
 
 
 def targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[float]:

@@ -156,7 +156,7 @@ job, client_data, family, share = pickle.load(sys.stdin.buffer)
 from fedlab_runner.executors._ray.worker import ClusterWorker, Round
 
 round = Round(Ref("job", job), [Ref("client_data", client_data), Ref("family", family)], (), None)
-pickle.dump(ClusterWorker().train_share(round, share), sys.stdout.buffer)
+pickle.dump(ClusterWorker().train_share(round, share, "cpu"), sys.stdout.buffer)
 """
 
 

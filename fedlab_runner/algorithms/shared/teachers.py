@@ -27,16 +27,16 @@ def answering_operations(fed: Federation, teachers: int, examples: int | None = 
 
 
 @torch.no_grad()
-def mean_answer(fed: Federation, teachers: Teachers, inputs: Tensor, answer: Answer | None = None) -> Tensor:
-    """The mean, over the teachers, of the logits [b, C] on normalised inputs or of `answer(logits)`."""
+def mean_answer(fed: Federation, teachers: Teachers, inputs: Tensor) -> Tensor:
+    """The mean, over the teachers, of the logits [b, C] on normalised inputs."""
     with team() as its:
-        return _mean_answer(fed, teachers, inputs, answer, its)
+        return _mean_answer(fed, teachers, inputs, None, its)
 
 
 @torch.no_grad()
 def mean_answers(fed: Federation, teachers: Teachers, answer: Answer | None = None) -> Tensor:
-    """The `mean_answer` on all of the server's examples [n, C], in their order. Workers of a cluster share the teachers
-    where that is faster.
+    """The mean, over the teachers, of the logits or of `answer(logits)` on all of the server's examples in their order,
+    [n, C]. Workers of a cluster share the teachers where that is faster.
     """
     data, family = fed.server_data, fed.family
     assert data is not None

@@ -44,9 +44,7 @@ class ClusterWorker:
         """The node that it is on."""
         return str(importlib.import_module("ray").get_runtime_context().get_node_id())
 
-    def train_share(
-        self, round: Round, share: ClientShare, device: str = "cpu"
-    ) -> tuple[np.ndarray | None, np.ndarray]:
+    def train_share(self, round: Round, share: ClientShare, device: str) -> tuple[np.ndarray | None, np.ndarray]:
         """The models of a share's clients [k, D], or None if the block has them, and their mean losses [k]."""
         inner, whole = self._received(round, torch.device(device))
         y, losses = trained(whole, inner, share)
@@ -55,13 +53,13 @@ class ClusterWorker:
         models[share.rows] = y.cpu()
         return None, losses.cpu().numpy()
 
-    def sum_part(self, round: Round, clients: PartClients, device: str = "cpu") -> tuple[Told, None]:
+    def sum_part(self, round: Round, clients: PartClients, device: str) -> tuple[Told, None]:
         """Carries out a part of the cohort: its sums."""
         inner, job = self._received(round, torch.device(device))
         metrics = self._metrics.setdefault(job.family, RoundMetrics())
         return job.carry_out(inner, metrics, clients).on(torch.device("cpu")), None
 
-    def joint_part(self, round: Round, part: JointPart, device: str = "cpu") -> tuple[list[np.ndarray], None]:
+    def joint_part(self, round: Round, part: JointPart, device: str) -> tuple[list[np.ndarray], None]:
         """The results of a part of joint work that needs no other part."""
         return self._jointly(round, part, device, alone), None
 
