@@ -1,7 +1,5 @@
 """The floating-point operations of a round, as an estimate before the first round."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from fedlab_runner.core.federation import Federation
@@ -15,7 +13,7 @@ def local_operations(fed: Federation) -> float:
 
 def epoch_operations(fed: Federation, epochs: int, models: int) -> float:
     """Operations of training `models` models on one client's examples for `epochs` epochs."""
-    return models * _of_a_client(fed, replace(fed.local, epochs=epochs, steps=None)) if epochs else 0.0
+    return models * _of_a_client(fed, fed.local.for_epochs(epochs)) if epochs else 0.0
 
 
 def _of_a_client(fed: Federation, local: LocalTraining) -> float:

@@ -54,6 +54,11 @@ def codes(folder: Path) -> list[Code]:
     return [{str(name): str(hashed) for name, hashed in code.items()} for code in noted if isinstance(code, dict)]
 
 
+def last_start(folder: Path) -> dict[str, Any]:
+    """The note of the last start of the run in a folder that can be read; empty if there is none."""
+    return [{}, *_starts(folder)][-1]
+
+
 def tracked_as(folder: Path, name: str, shared: bool) -> str:
     """The id by which W&B and its like know the run `name` in a folder: that of its last start, if
     that was in this folder or in one that exists no more (it was moved). Otherwise, as in a copy of a folder, `name` in
@@ -104,6 +109,11 @@ def command_of(hydra: DictConfig, name: str) -> str:
 def _quoted(text: str) -> str:
     """The text, quoted for Hydra's command line so that braces do not begin an interpolation."""
     return "'" + text.replace("'", "\\'") + "'"
+
+
+def short_commit(commit: str) -> str:
+    """The first digits of a commit, with the mark of files that differ from it."""
+    return commit[:8] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def commit_here() -> str | None:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedlab_runner.tracking.summary import summarise
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
-from fedlab_runner.utils.sweep_job import FOLDER
+from fedlab_runner.utils.sweep_job import sweep_folder
 
 if TYPE_CHECKING:  # imports torch: not for fedlab-report, which reads the notes
     from fedlab_runner.evaluation.evaluator import Evaluation
@@ -34,8 +33,7 @@ class Pruner:
         self._path, self._pruning, self._evaluation, self._rounds = folder / NOTE_FILE, pruning, evaluation, rounds
         values = {field.name: getattr(pruning, field.name) for field in fields(pruning)}
         self._rule = {"pruning": type(pruning).__name__, **values}
-        sweep_folder = os.environ.get(FOLDER)
-        self._sweep = None if sweep_folder is None else Path(sweep_folder)
+        self._sweep = sweep_folder()
         self._known: dict[Path, Curve] = {}  # by run folder: curves of finished runs, read once
         self._changed: int | None = None  # when the records were last written, as of the last look at them
 

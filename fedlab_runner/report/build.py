@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from fedlab_runner.core.metric_names import is_share
+from fedlab_runner.experiment.provenance import short_commit
 from fedlab_runner.methods.registry import Line
 from fedlab_runner.report import beside, grouping, metric_sections, published, significance, summaries, tables
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
@@ -271,7 +272,7 @@ def _runs(groups: Sequence[SeedGroup]) -> Section:
         for run in each.runs:
             digits = usual if run.digits is None else run.digits
             number = value(math.nan if run.objective is None else run.objective, run.metric, digits)
-            commit = ", ".join(commit[:8] + ("-dirty" if commit.endswith("-dirty") else "") for commit in run.commits)
+            commit = ", ".join(map(short_commit, run.commits))
             words = [cell(run.name), cell(each.condition or "all"), cell(each.name), cell(run.status, *run.warnings)]
             rows.append([*words, cell(commit or "not recorded"), cell(str(run.seed)), cell(number, sort=run.objective)])
             code += [f"# {run.name}", *(run.commands or ["# started by a program, see its config.yaml"])]

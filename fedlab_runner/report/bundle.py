@@ -90,7 +90,7 @@ def write(path: Path, folders: Sequence[Path], experiment: str | None = None, ta
         manifest = "".join(f"{_sha256(staged / name)}  {name}\n" for name in names)
         _put(staged / MANIFEST, manifest)
         sizes = {name: (staged / name).stat().st_size for name in [*names, MANIFEST]}
-        starts = {name: last_start(staged / OUTPUTS / name) for name in runs}
+        starts = {name: provenance.last_start(staged / OUTPUTS / name) for name in runs}
         _put(staged / CRATE, _json(ro_crate.metadata(sizes, RUN_FILES, starts, experiment, datetime.now(UTC).date())))
         personal = sum(_is_personal(staged / name) for name in names)
         try:
@@ -123,23 +123,6 @@ def words(bundle: Bundle) -> str:
 def is_run_name(name: str) -> bool:
     """Whether a folder in a bundle may have this name."""
     return bool(_RUN_NAME.fullmatch(name)) and name.isprintable() and name.strip(" .") == name and name != SWEEPS
-
-
-def short_commit(commit: str) -> str:
-    """The first digits of a commit, with the mark of files that differ from it."""
-    return commit[:8] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
-def last_start(folder: Path) -> dict[str, Any]:
-    """The last start of a run that can be read from its commands; empty if there is none."""
-    found: dict[str, Any] = {}
-    try:
-        for line in untrusted.lines(folder / provenance.COMMANDS_FILE):
-            start = untrusted.parse_json(line)
-            found = start if isinstance(start, dict) else found
-    except (OSError, untrusted.Unreadable):  # a torn last line
-        pass
-    return found
 
 
 def _named(runs: Iterable[Run]) -> dict[str, Path]:

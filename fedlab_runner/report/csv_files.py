@@ -7,7 +7,7 @@ from typing import Any
 from fedlab_runner.report.grouping import SeedGroup, text
 from fedlab_runner.report.published import NONE, SEEDS, Paper, deviation_of, in_cell, ours_of
 from fedlab_runner.report.stats import mean, reached, std, total
-from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, targets
+from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, largest_cache, targets
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.escaping import csv_text
 
@@ -32,7 +32,7 @@ def _runs(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> list[dict[str
                 keys = (*RULES, "std_of_last", "best_round")
                 row |= {key: run.summary[key] for key in keys} if run.rows else {}
                 row |= {key: total(run.rows, key) for key, *_ in SUMS}
-                row[CACHE] = max((each[CACHE] for each in run.rows if CACHE in each), default=math.nan)
+                row[CACHE] = largest_cache(run)
                 for goal in goals:
                     row[f"rounds to {goal:g}"] = when = reached(run, goal)
                     row[f"MB uploaded to {goal:g}"] = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line, tell_apart
 from fedlab_runner.report.content import Chart, Entry, Panel, Series
-from fedlab_runner.report.formatting import not_finite, scale, unit, with_unit
+from fedlab_runner.report.formatting import listed, not_finite, scale, unit, with_unit
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.scales import LOG_RATIO, padded, span
@@ -179,11 +179,7 @@ def _panels(curves: Sequence[Curve], metric: str, most: int) -> tuple[list[Panel
             continue
         panels.append(_over_cost(spenders, curves, metric, cost, most))
         kept.append((cost.label.removesuffix(" so far"), partial(_spent, cost.key)))
-    return panels, [f"over {_and(costs)} the picture is nearly that over {axis}" for axis, costs in same.items()]
-
-
-def _and(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return panels, [f"over {listed(costs)} the picture is nearly that over {axis}" for axis, costs in same.items()]
 
 
 def _spent(key: str, curve: Curve) -> Sequence[float]:

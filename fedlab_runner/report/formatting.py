@@ -184,5 +184,9 @@ def with_unit(number: float, metric: str, digits: int | None = None) -> str:
 
 def together(names: Sequence[str]) -> str:
     """Some names, of which only the first are told if there are many."""
-    told = [*names[:MAX_TIED], *([f"{len(names) - MAX_TIED} more"] if len(names) > MAX_TIED else [])]
-    return " and ".join(filter(None, [", ".join(told[:-1]), told[-1]]))
+    return listed([*names[:MAX_TIED], *([f"{len(names) - MAX_TIED} more"] if len(names) > MAX_TIED else [])])
+
+
+def listed(words: Sequence[str]) -> str:
+    """At least one word as a list in a sentence: `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

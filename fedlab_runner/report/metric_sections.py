@@ -5,6 +5,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line
@@ -21,6 +22,7 @@ from fedlab_runner.utils import untrusted
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import file_name
 
+MAX_PANELS = 8  # of a section
 MAX_PARTITIONS = 8  # pictures of partitions on a page
 MAX_CLIENTS = 60  # of a picture of a partition
 MAX_CLASSES = 40  # of a picture of a partition
@@ -104,21 +106,17 @@ def _panels(
     keys = dict.fromkeys(key for row in rows for key in row if key.startswith(metrics.keys))
     wanted = [key for start in metrics.keys for key in keys if re.fullmatch(rf"{re.escape(start)}(_\d+)?", key)]
     panels = []
-    for key in wanted[:MAX_PARTITIONS]:
+    for key in wanted[:MAX_PANELS]:
         curves = [curve_of(group, key, metrics.timed) for group in shown]
-        if any(any(map(bool, curve.means)) for curve in curves):
+        if any(any(curve.means) for curve in curves):
             panels.append(over_rounds(curves, key, key, most))
     kept = sorted({series.entry for panel in panels for series in panel.series})
     legend = [Entry(shown[i].name, lines[shown[i].name]) for i in kept]
     renumbered = {old: new for new, old in enumerate(kept)}
     return [
-        panel.__class__(**{**panel.__dict__, "series": [_moved(each, renumbered) for each in panel.series]})
+        replace(panel, series=[replace(each, entry=renumbered[each.entry]) for each in panel.series])
         for panel in panels
     ], legend
-
-
-def _moved(series: Series, places: Mapping[int, int]) -> Series:
-    return Series(places[series.entry], series.x, series.y, series.low, series.high, series.unfinished)
 
 
 def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Chart]:
@@ -208,6 +206,7 @@ def rows_of(run: Run, name: str) -> list[list[str]]:
 
 
 def number_of(text: object) -> float:
+    """The number in a cell of a file; 0 for what is no number, infinite or huge."""
     try:
         number = float(str(text))
     except ValueError:

@@ -223,7 +223,7 @@ def costs(groups: Sequence[SeedGroup]) -> ReportTable:
     sums = [each for each in SUMS if any(each[0] in row for run in runs for row in run.rows)]
     columns: list[tuple[str, str, Callable[[Run], float]]] = [
         *((name, measure, partial(_total, key)) for key, name, measure in sums),
-        ("largest cache", "MB", _largest_cache),
+        ("largest cache", "MB", largest_cache),
         ("a round", "s", _seconds),
     ]
     known = [(name, measure, of) for name, measure, of in columns if any(not math.isnan(of(run)) for run in runs)]
@@ -280,7 +280,8 @@ def _total(key: str, run: Run) -> float:
     return total(run.rows, key)
 
 
-def _largest_cache(run: Run) -> float:
+def largest_cache(run: Run) -> float:
+    """The megabytes of the server's cache in the round in which it was largest; NaN without a cache."""
     return max((row[CACHE] for row in run.rows if CACHE in row), default=math.nan)
 
 

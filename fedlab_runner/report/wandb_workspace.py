@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.report import bundle
+from fedlab_runner.experiment import provenance
 from fedlab_runner.sweep import records
 from fedlab_runner.tracking.reachability import REQUEST_TIMEOUT_SECONDS, Reach
 from fedlab_runner.tracking.wandb_service import fault, server
@@ -173,7 +173,7 @@ def runs_of(sweep: Path) -> list[str]:
     """The ids in W&B of the runs of a sweep, as each run's last start notes it."""
     jobs = [job for row in records.read(sweep) for job in row.jobs]
     folders = [records.run_folder(sweep, job.folder) for job in jobs if job.folder]
-    noted = {bundle.last_start(folder).get("tracked_as") for folder in folders if folder is not None}
+    noted = {provenance.last_start(folder).get("tracked_as") for folder in folders if folder is not None}
     return sorted(each for each in noted if isinstance(each, str))
 
 

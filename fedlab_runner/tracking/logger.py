@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlab_runner.utils.sweep_job import FOLDER
+from fedlab_runner.utils.sweep_job import sweep_folder
 from fedlab_runner.utils.validate import above, one_of
 
 MODES = ("online", "offline", "disabled")  # values of the field `mode`
@@ -27,7 +27,7 @@ class Logger:
     @property
     def draws(self) -> bool:
         """Whether this process's run draws its pictures."""
-        return FOLDER not in os.environ if self.pictures is None else self.pictures
+        return sweep_folder() is None if self.pictures is None else self.pictures
 
     @property
     def is_shared(self) -> bool:

@@ -10,6 +10,7 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlab_runner.experiment import provenance
 from fedlab_runner.report import bundle
 from fedlab_runner.report.folders import FoundRuns
 from fedlab_runner.report.runs import Run
@@ -58,7 +59,7 @@ def about(folder: Path) -> About:
         raise UserError(f"{bundle.ABOUT} is not as fedlab-report writes it")
     made = content.get("made")
     version, commit = (made.get(key) for key in ("fedlab_runner", "commit")) if isinstance(made, dict) else ("?", None)
-    told = f", commit {bundle.short_commit(commit)}" if isinstance(commit, str) and commit else ""
+    told = f", commit {provenance.short_commit(commit)}" if isinstance(commit, str) and commit else ""
     return About(experiment, numbers or [], runs, f"fedlab_runner {version}{told}")
 
 

@@ -8,7 +8,6 @@ import torch
 
 from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.code_hash import changed, code_of
-from fedlab_runner.report import bundle
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
@@ -37,7 +36,7 @@ def of(start: Mapping[str, Any]) -> dict[str, str]:
 def differences(runs: Iterable[Run]) -> list[str]:
     """A line for each thing in which the runs' environments differ from this one, and for code that has changed."""
     runs, ours = list(runs), here()
-    starts = {run.name: bundle.last_start(run.folder) for run in runs}
+    starts = {run.name: provenance.last_start(run.folder) for run in runs}
     theirs = [of(start) for start in starts.values()]
     lines = []
     others = sorted({key for each in theirs for key in each} - ours.keys())
@@ -61,7 +60,7 @@ def differences(runs: Iterable[Run]) -> list[str]:
 
 def _commit(commit: Any) -> dict[str, str]:
     """A commit by its first digits, with a mark if files differed from it; empty without a commit."""
-    return {COMMIT: bundle.short_commit(commit)} if isinstance(commit, str) and commit else {}
+    return {COMMIT: provenance.short_commit(commit)} if isinstance(commit, str) and commit else {}
 
 
 def _changed_code(runs: Iterable[Run], starts: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from fedlab_runner.config.build import check
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.threads import set_threads
+from fedlab_runner.experiment import provenance
 from fedlab_runner.experiment.run import run_whole
 from fedlab_runner.plots.partition import PARTITION_FILE
-from fedlab_runner.report import bundle
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.tracking.jsonl import Row
@@ -64,7 +64,7 @@ def recompute(run: Run, settings: configs.Settings, folder: Path, wanted: int | 
     Raises UserError and RunFailed as a run does.
     """
     rounds = rounds_of(run, wanted)
-    start = bundle.last_start(run.folder)
+    start = provenance.last_start(run.folder)
     cfg = settings.config(configs.read(run.folder), rounds, start)
     components = check(cfg).build()
     if isinstance(components.executor, Auto) and not settings.chooses("executor"):

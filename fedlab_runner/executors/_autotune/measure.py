@@ -56,7 +56,7 @@ def sample(work: Work, seconds: float) -> Work:
 
 def _of_steps(work: Work, steps: int) -> Work:
     """The first steps of each client."""
-    local = replace(work.local, epochs=None, steps=steps)
+    local = work.local.for_steps(steps)
     return replace(work, local=local, num_steps=work.client_data.num_steps(work.ids, local, work.family.has_batch_norm))
 
 
