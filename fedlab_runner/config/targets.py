@@ -24,7 +24,6 @@ from hydra.core.hydra_config import HydraConfig
 
 from fedlab_runner.utils import own_modules, plugin_folders
 
-PACKAGE = "fedlab_runner"  # import name of this package
 NO_MODULE = "no module named"  # words of each line about a module that does not exist
 # Hydra's names of those who may give a folder of modules: the command line alone, no file.
 _COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
@@ -130,7 +129,7 @@ def _members(protocol: type) -> set[str]:
 
 def _is_packaged(module: str) -> bool:
     """Whether a module belongs to this package or to an installed plugin of it."""
-    if f"{module}.".startswith(f"{PACKAGE}."):
+    if f"{module}.".startswith(f"{own_modules.PACKAGE}."):
         return True  # no need to look through all installed packages
     return any(f"{module}.".startswith(f"{package}.") for package in plugin_folders.modules())
 

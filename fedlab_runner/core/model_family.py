@@ -77,8 +77,8 @@ class ModelFamily:
     """An architecture on given data, with its loss and precision. A model of the family is a vector of D = P + B
     values.
 
-    `module` is the template that applies every model. Parameters without a gradient stay in the template: all models
-    share them, and no vector holds them.
+    `build` makes a new network. `module` is the template that applies every model. Parameters without a gradient stay
+    in the template: all models share them, and no vector holds them.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ModelFamily:
         autocast: torch.dtype | None = None,
         loss_function: LossFunction | None = None,
     ) -> None:
-        self._build, self.num_classes, self.loss_function = build, num_classes, loss_function or CE()
+        self.build, self.num_classes, self.loss_function = build, num_classes, loss_function or CE()
         self.normalize, self.device, self.dtype, self.autocast = normalize, device, dtype, autocast
         with own_generators():
             self.module = self._prepared()
@@ -127,7 +127,7 @@ class ModelFamily:
         return self.__dict__ | {"compiled": {}}
 
     def _prepared(self) -> nn.Module:
-        module = self._build()
+        module = self.build()
         check_memory(module)  # before a cast copies
         module = cast(module, self.device, self.dtype)
         prepare_norms(module, self.autocast)
@@ -218,10 +218,6 @@ class ModelFamily:
         found.draws, found.mixes = found.draws or self.draws, found.mixes or self.mixes
         found.alone = self.alone
         return found
-
-    def build(self) -> nn.Module:
-        """A new network, as the architecture initialises it."""
-        return self._build()
 
     def bound_loss(self, inputs: Tensor, targets: Tensor, offsets: Tensor | None) -> Tensor:
         """The mean loss, on a minibatch without padding, of the model that the module is bound to."""

@@ -14,7 +14,7 @@ from fedlab_runner.core.global_rng import own_generators
 from fedlab_runner.core.own_values import Columns, Own
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
-from fedlab_runner.executors._sending import dumped, loaded
+from fedlab_runner.executors._sending import dumped
 
 
 class ClientShare(NamedTuple):
@@ -37,11 +37,6 @@ def packed_work(work: Work, inner: ChunkedExecutor) -> bytes:
 def packed_job(job: Any, inner: ChunkedExecutor, lasting: Sequence[object]) -> bytes:
     """The inner executor and a job, with references in the place of what is `lasting`."""
     return dumped((inner, job), lasting)
-
-
-def unpacked(content: bytes, lasting: Sequence[object], device: torch.device) -> Any:
-    """The inner executor and the job, on a device."""
-    return loaded(content, device, lasting)
 
 
 def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:

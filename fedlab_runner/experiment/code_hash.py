@@ -18,12 +18,11 @@ from fedlab_runner.config.targets import config_dirs
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import user_cache, write_text_atomically
-from fedlab_runner.utils.own_modules import is_edited, is_installed, is_reloaded
+from fedlab_runner.utils.own_modules import PACKAGE, is_edited, is_installed, is_reloaded
 
 Code = dict[str, str]  # digests by module
 MAX_MODULES_SHOWN = 4  # that a message names
 MAX_KEPT_MODULES = 2000  # whose digests and imports the user's cache folder keeps
-PACKAGE = __name__.partition(".")[0]  # import name of this package
 _RESTART = "or begin a new process"  # the other way out where a process holds what a module was
 
 

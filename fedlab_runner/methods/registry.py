@@ -103,17 +103,6 @@ def tell_apart(methods: Sequence[Method]) -> list[Line]:
     return lines
 
 
-def all_methods() -> dict[str, list[Method]]:
-    """The methods of each algorithm with an entry: the algorithm itself, then its variants."""
-    return {
-        algorithm: [
-            _known(algorithm, entry, {}),
-            *(_known(algorithm, entry, dict(each["when"])) for each in entry.get("variants", ())),
-        ]
-        for algorithm, entry in _entries().items()
-    }
-
-
 def bibliography(keys: Iterable[str]) -> str:
     """The BibTeX entries of these keys, each once, in the order of keys, without keys that have no entry."""
     known = _references()

@@ -72,9 +72,8 @@ class TensorboardTracker:
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Writes a table as text."""
-        lines = [columns, ["---"] * len(columns), *rows]
-        cells = [[escaping.markdown("" if cell is None else str(cell)) for cell in line] for line in lines]
-        cells[1] = ["---"] * len(columns)
+        cells = [[escaping.markdown("" if cell is None else str(cell)) for cell in line] for line in (columns, *rows)]
+        cells.insert(1, ["---"] * len(columns))
         self._text(name, "\n".join("| " + " | ".join(line) + " |" for line in cells))
 
     def image(self, name: str, path: Path) -> None:

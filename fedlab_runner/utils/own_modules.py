@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-_PACKAGE = __name__.partition(".")[0]  # import name of this package
+PACKAGE = __name__.partition(".")[0]  # import name of this package
 _folders: set[Path] = set()  # the folders of these modules
 
 
@@ -27,7 +27,7 @@ def loaded() -> list[ModuleType]:
 
 def _is_own(name: str, module: ModuleType, below: tuple[str, ...]) -> bool:
     file = getattr(module, "__file__", None)
-    if not file or name != getattr(module, "__name__", None) or name.partition(".")[0] in (_PACKAGE, "__main__"):
+    if not file or name != getattr(module, "__name__", None) or name.partition(".")[0] in (PACKAGE, "__main__"):
         return False
     path = os.path.abspath(file)
     return path.startswith(below) and not is_installed(path)

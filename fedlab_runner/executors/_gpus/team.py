@@ -18,12 +18,7 @@ from fedlab_runner.executors._gpus.worker import TrainShare
 from fedlab_runner.executors._lasting import SentOnce
 from fedlab_runner.executors._messages import Channel, Failed, Keep, started
 from fedlab_runner.executors._sending import as_tensor
-from fedlab_runner.executors._shares import (
-    ClientShare,
-    divided,
-    packed_work,
-    trained,
-)
+from fedlab_runner.executors._shares import ClientShare, divided, packed_work, trained
 
 _log = logging.getLogger(__name__)
 EXIT_SECONDS = 10.0  # after which a process that has been told to end is killed

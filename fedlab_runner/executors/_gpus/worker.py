@@ -14,7 +14,8 @@ import torch
 from fedlab_runner.executors import _lasting
 from fedlab_runner.executors._blocks import Block
 from fedlab_runner.executors._messages import Channel, Failed, Keep, channel, raised_in_worker
-from fedlab_runner.executors._shares import ClientShare, trained, unpacked
+from fedlab_runner.executors._sending import loaded
+from fedlab_runner.executors._shares import ClientShare, trained
 from fedlab_runner.utils.system import die_with_parent
 
 
@@ -51,7 +52,7 @@ def serve(connection: Channel, device: torch.device) -> None:
 
 
 def _trained(asked: TrainShare, kept: dict[int, Any], device: torch.device) -> Trained:
-    inner, whole = unpacked(asked.job, [kept[number] for number in asked.lasting], device)
+    inner, whole = loaded(asked.job, device, [kept[number] for number in asked.lasting])
     y, losses = trained(whole, inner, asked.share)
     if asked.block is None or (models := asked.block.models()) is None:
         return Trained(losses.cpu().numpy(), y.cpu().numpy())

@@ -16,7 +16,8 @@ from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.executors import _lasting
 from fedlab_runner.executors._blocks import Block
 from fedlab_runner.executors._ray.exchange import Host, Rendezvous, exchange
-from fedlab_runner.executors._shares import ClientShare, trained, unpacked
+from fedlab_runner.executors._sending import loaded
+from fedlab_runner.executors._shares import ClientShare, trained
 from fedlab_runner.utils.system import keep_freed_memory
 
 Ref = Any  # a reference to an object in the cluster's object store
@@ -88,7 +89,7 @@ class ClusterWorker:
         self._kept = {name: thing for name, thing in self._kept.items() if name in round.in_use}
         lasting = [self._thing(ref, at) for ref in round.lasting]
         if self._job[0] != round.job.hex():
-            self._job = round.job.hex(), unpacked(_got(round.job), lasting, at)
+            self._job = round.job.hex(), loaded(_got(round.job), at, lasting)
         return self._job[1]
 
     def _thing(self, ref: Ref, at: torch.device) -> Any:
