@@ -5,16 +5,12 @@ are free and open.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedlab_runner.datasets import _files, _photographs, _split
 from fedlab_runner.datasets.base import Dataset
-from fedlab_runner.datasets.examples import Data, Examples
-from fedlab_runner.datasets.image_cache import decode
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.validate import within
 
 CLASSES = (  # folder names, in the order of the class indices
@@ -54,11 +50,8 @@ class EuroSAT(Dataset):
             labels += [label] * len(images)
         targets = np.array(labels, np.int64)
         in_test = _split.drawn(targets, len(CLASSES), self.test_fraction, seed)
-        train, test = (self._examples(paths, targets, part) for part in (~in_test, in_test))
+        train, test = (
+            _photographs.read([paths[i] for i in part], targets[part].tolist(), self.image_size, LAYOUT)
+            for part in map(np.flatnonzero, (~in_test, in_test))
+        )
         return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
-
-    def _examples(self, paths: list[Path], labels: np.ndarray, part: np.ndarray) -> Examples:
-        targets = torch.from_numpy(labels[part])
-        size = (3, self.image_size, self.image_size)
-        images = decode([paths[row] for row in np.flatnonzero(part)], size, partial(_files.need, layout=LAYOUT))
-        return Examples(images, targets, targets, None)

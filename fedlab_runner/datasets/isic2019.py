@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedlab_runner.datasets import _files, _photographs, _split, _tables
 from fedlab_runner.datasets.base import Dataset
-from fedlab_runner.datasets.examples import Data, Examples
-from fedlab_runner.datasets.image_cache import decode
+from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.validate import within
 
 # Columns of the table, in the order of the class indices.
@@ -46,14 +44,12 @@ class ISIC2019(Dataset):
         folder = _files.folder(self.root, "isic2019")
         names, labels = _read_table(folder / TABLE)
         in_test = _split.drawn(labels, len(CLASSES), self.test_fraction, seed)
-        train, test = (self._examples(folder / IMAGES, names, labels, part) for part in (~in_test, in_test))
+        paths = [folder / IMAGES / f"{name}.jpg" for name in names]
+        train, test = (
+            _photographs.read([paths[i] for i in part], labels[part].tolist(), self.image_size, LAYOUT)
+            for part in map(np.flatnonzero, (~in_test, in_test))
+        )
         return Data(train, test, CLASSES, tuple(self.mean), tuple(self.std))
-
-    def _examples(self, folder: Path, names: list[str], labels: np.ndarray, part: np.ndarray) -> Examples:
-        paths = [folder / f"{names[row]}.jpg" for row in np.flatnonzero(part)]
-        targets = torch.from_numpy(labels[part])
-        size = (3, self.image_size, self.image_size)
-        return Examples(decode(paths, size, partial(_files.need, layout=LAYOUT)), targets, targets, None)
 
 
 def _read_table(path: Path) -> tuple[list[str], np.ndarray]:
