@@ -171,14 +171,6 @@ def of_parts(name: str, holder: Sequence[int], order: Sequence[int]) -> Result:
     return Result([found.models[client] for client in holder] if many else found.models, own, found.metrics)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_which_number_a_client_has_does_not_matter(name: str) -> None:
-    """Examples, delays and random streams go with it."""
-    one, other = of_parts(name, range(8), range(8)), of_parts(name, HOLDER, range(8))
-    check(name, {}, everything(one), everything(other))
-    same_metrics(one.metrics, other.metrics)
-
-
 ORDER_COUNTS = {
     "fedasync": "mixes one model after another",
     "fedbuff": "the last updates wait in the buffer",
@@ -187,9 +179,13 @@ ORDER_COUNTS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_order_of_clients_does_not_matter(name: str) -> None:
-    one, other = of_parts(name, range(8), range(8)), of_parts(name, range(8), range(8)[::-1])
-    check(name, ORDER_COUNTS, everything(one), everything(other))
+def test_the_numbers_and_the_order_of_clients_do_not_matter(name: str) -> None:
+    """Examples, delays and random streams go with a client's number."""
+    usual = of_parts(name, range(8), range(8))
+    numbered, backwards = of_parts(name, HOLDER, range(8)), of_parts(name, range(8), range(8)[::-1])
+    check(name, {}, everything(usual), everything(numbered))
+    same_metrics(usual.metrics, numbered.metrics)
+    check(name, ORDER_COUNTS, everything(usual), everything(backwards))
 
 
 # --- how many clients there are ---
