@@ -71,9 +71,5 @@ def mapping_at(notes: dict[str, Any], key: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def machine_type() -> str:
     """A digest of processor, cores and version of torch, on which choices depend. A cluster's nodes can share it."""
-    return digest_of(processor(), machine_cores(), torch.__version__)
-
-
-def digest_of(*parts: object) -> str:
-    """Twelve hex digits of some plain values."""
+    parts = processor(), machine_cores(), torch.__version__
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

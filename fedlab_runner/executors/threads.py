@@ -23,7 +23,7 @@ def set_threads(wanted: int | None, folder: Path | None) -> int:
     otherwise, which a warning tells.
     """
     before = None if folder is None else noted_count(folder, "threads")
-    threads = wanted or _by_environment() or before or _by_machine()
+    threads = wanted or _by_environment() or before or min(MAX_DEFAULT_THREADS, usable_cores())
     torch.set_num_threads(threads)
     if threads > 1 and waiting_threads.set_too_late:
         _log.warning(
@@ -43,7 +43,3 @@ def _by_environment() -> int | None:
     told = os.environ.get(THREADS_OF_SWEEP, os.environ.get(THREADS, ""))
     value = told.partition(",")[0].strip()  # a list has a number for each level of nesting
     return int(value) or None if value.isdecimal() else None
-
-
-def _by_machine() -> int:
-    return min(MAX_DEFAULT_THREADS, usable_cores())

@@ -195,12 +195,12 @@ class Simulation:
         with only_read(self.analysis, "observe", "its memory or the State", (now.analysis, begins and now.state)):
             return observed(self.analysis, first, now.analysis, now.state, self.algorithm, self.fed)
 
-    def _round(self, now: Snapshot, a_round: Callable[..., Any] | None = None) -> tuple[Any, dict[str, float]]:
-        """One round from a snapshot, as `a_round` or the algorithm does it: the next State and the round's metrics."""
+    def _round(self, now: Snapshot, a_round: Callable[..., Any]) -> tuple[Any, dict[str, float]]:
+        """One round from a snapshot, as `a_round` does it: the next State and the round's metrics."""
         fed = self.fed
         fed.begin(now.round, factor_of(self.lr_schedule, now.round))
         attempt.at("algorithm", now.round + 1)
-        state = (a_round or self.algorithm.round)(now.state, fed)
+        state = a_round(now.state, fed)
         metrics = {**fed.collect(), "local/lr": fed.lr}
         check_finite(self.algorithm, fed, now.state, state, metrics)
         return state, metrics

@@ -171,17 +171,13 @@ def _notes(path: Path) -> dict[Path, _Note]:
 
     If several sweeps have a record of one run, a failure takes precedence.
     """
-    jobs = [(_run_folder(sweep, job), job) for sweep in _sweeps(path) for job in _jobs(sweep)]
+    jobs = [(_run_folder(sweep, job), job) for sweep in _sweeps(path) for _, job in _job_files(sweep)]
     found = dict[Path, _Note]()
     for folder, job in sorted(jobs, key=lambda each: each[1].get("status") == states.FAILED):
         if folder is not None:
             error = str(job.get("error") or "") if job.get("status") == states.FAILED else ""
             found[folder] = str(job.get("status")), error or None
     return found
-
-
-def _jobs(sweep: Path) -> list[dict[str, Any]]:
-    return [job for _, job in _job_files(sweep)]
 
 
 def _job_files(sweep: Path) -> list[tuple[Path, dict[str, Any]]]:

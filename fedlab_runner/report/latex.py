@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Method, bibliography
 from fedlab_runner.report import beside, published, tables
@@ -47,11 +48,11 @@ def references(groups: Iterable[SeedGroup]) -> str:
     return bibliography(key for each in groups for key in each.style.cite)
 
 
-class _Table:
-    """Column types, the lines of the heading, the rows, and the caption."""
-
-    def __init__(self, kinds: str, head: Sequence[str], rows: Sequence[str], caption: str) -> None:
-        self.kinds, self.head, self.rows, self.caption = kinds, head, rows, caption
+class _Table(NamedTuple):
+    kinds: str  # of the columns
+    head: Sequence[str]  # lines
+    rows: Sequence[str]
+    caption: str
 
 
 def _table(table: _Table, number: int) -> str:

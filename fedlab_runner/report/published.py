@@ -119,17 +119,17 @@ def meant_by_paper(paper: Paper) -> str:
 
 def with_runs(paper: Paper, groups: Sequence[SeedGroup]) -> list[int]:
     """The places of the paper's columns with a run."""
-    return [i for i, column in enumerate(paper.columns) if _runs_of(paper, column, groups)]
+    return [
+        i
+        for i, column in enumerate(paper.columns)
+        if any(fits(group, {**column, **row["choice"]}) for group in groups for row in paper.rows)
+    ]
 
 
 def not_run(paper: Paper, groups: Sequence[SeedGroup]) -> list[str]:
     """The columns of the paper's table without a run."""
     there = with_runs(paper, groups)
     return [name for i, name in enumerate(names_of(paper.columns)) if i not in there]
-
-
-def _runs_of(paper: Paper, column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> bool:
-    return any(fits(group, {**column, **row["choice"]}) for group in groups for row in paper.rows)
 
 
 def deviation_of(paper: Paper, groups: Sequence[SeedGroup], column: Mapping[str, Any], ours: Sequence[float]) -> float:

@@ -155,7 +155,7 @@ def test_an_algorithm_that_steps_statistics_is_stopped(monkeypatch: pytest.Monke
     unused: Any = None
     simulation = Simulation(built, fed, unused, unused, unused, ConstantLR(), 1, "")
     with pytest.raises(Diverged, match=r"diverged in round 1 .*running variance of batch norm below zero"):
-        simulation._round(Snapshot(0, built.init(fed), fed.state_dict(), None))
+        simulation._round(Snapshot(0, built.init(fed), fed.state_dict(), None), built.round)
 
 
 @pytest.mark.parametrize("name", [name for name in SERVED if "discard" in policies(name)])

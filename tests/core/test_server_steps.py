@@ -223,7 +223,7 @@ def test_a_run_that_diverges_names_the_optimisers_learning_rate() -> None:
     now = Snapshot(0, built.init(fed), fed.state_dict(), None)
     with pytest.raises(Diverged, match=r"lower local.lr or server_optimizer.lr, or set local.clip_norm, "):
         for round in range(3):
-            now = Snapshot(round + 1, simulation._round(now)[0], fed.state_dict(), None)
+            now = Snapshot(round + 1, simulation._round(now, simulation.algorithm.round)[0], fed.state_dict(), None)
 
 
 @dataclass(frozen=True)

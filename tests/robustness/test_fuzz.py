@@ -159,7 +159,7 @@ def is_refused_or_runs(values: dict[str, Any]) -> str:
             components = build(cfg)
             assert run_id(cfg)
             simulation = prepare(components).simulation
-            state, metrics = simulation._round(simulation._initial())
+            state, metrics = simulation._round(simulation._initial(), simulation.algorithm.round)
             metrics |= simulation._evaluate(state, 1)
     except UserError as error:
         lines = str(error).splitlines()
