@@ -38,7 +38,7 @@ class Aggregator(ABC):
         return None
 
     def at_once(self) -> int | None:
-        """Of how many clients the run holds updates before it adds them up; None: of all, as `weights` reads them."""
+        """How many clients' updates the run holds before it adds them up; None: all, as `weights` reads them."""
         return None
 
     @abstractmethod

@@ -21,7 +21,7 @@ class Parallel(NamedTuple):
     apart: int  # of the clients, whose models train outside of the cohort's tensor
 
     def times(self, processes: int, clients: int) -> "Parallel":
-        """The same in so many processes, which have `clients` clients together."""
+        """What so many processes have at once, which share `clients` clients."""
         shared = min(clients, processes * self.clients)
         activations, apart = (-(-n * shared // max(1, self.clients)) for n in (self.activations, self.apart))
         return Parallel(shared, activations, apart)

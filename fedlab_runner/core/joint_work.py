@@ -20,11 +20,11 @@ class JointPart(NamedTuple):
     models: Sequence[Any]  # Tensor [k, D_a] each; on the way to another process ndarray
 
     def as_arrays(self) -> "JointPart":
-        """The same for the way to another process."""
+        """This part with arrays, for the way to another process."""
         return self._replace(models=[models.cpu().numpy() for models in self.models])
 
     def on(self, device: torch.device) -> "JointPart":
-        """The same, from arrays, with tensors on a device."""
+        """This part, whose models are arrays, with tensors on a device."""
         return self._replace(models=[torch.tensor(models, device=device) for models in self.models])
 
 

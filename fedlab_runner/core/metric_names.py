@@ -1,4 +1,4 @@
-"""Metric keys that several modules use: prefixes, and the cells of the evaluation matrix."""
+"""Metric keys that several modules use (prefixes, and the cells of the evaluation matrix), and the units of metrics."""
 
 import math
 

@@ -117,7 +117,7 @@ class ModelFamily:
         self.compiled: dict[Any, Any] = {}  # compiled functions of this family, None where that failed
         self.has_convolution = has_convolution(self.module)
         self.draws = drops_out(self.module)  # whether training draws random numbers
-        self.alone: str | None = None  # why models cannot compute side by side; `core.network_trial` finds all four
+        self.alone: str | None = None  # why models compute alone; `core.network_trial` finds it, `mixes` and `draws`
         layers = candidates(self.module, num_classes, trainable)
         # The layer that gives the logits, None if none does; `core.network_trial` finds it, until then the last counts.
         self.classifier: Classifier | None = layers[-1] if layers else None

@@ -255,6 +255,6 @@ def _checked(found: Any, shape: list[int]) -> Tensor:
 
 
 def _state(device: torch.device) -> bytes:
-    """Of torch's generators."""
+    """The state of torch's generators."""
     states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
     return b"".join(state.numpy().tobytes() for state in states)

@@ -81,7 +81,7 @@ class Told(NamedTuple):
     metrics: SomeMetrics
 
     def on(self, device: torch.device) -> "Told":
-        """The same with its tensors on a device."""
+        """This part with its tensors on a device."""
         sums, counts, late, values, losses = self.part
         late = [(due, f._replace(upload=tuple(t.to(device) for t in f.upload))) for due, f in late]
         return self._replace(part=Part(tuple(t.to(device) for t in sums), counts.to(device), late, values, losses))

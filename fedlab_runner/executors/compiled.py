@@ -189,7 +189,7 @@ def _key(work: Work, models: int) -> tuple[Any, ...]:
 
 
 def _optimizer(work: Work) -> Optimizer:
-    """That of the layers that move: no step is taken of the others."""
+    """The optimiser of the layers that move; the others take no step."""
     made = work.make_optimizer()
     return made.inner if isinstance(made, Masked) else made
 
@@ -215,7 +215,7 @@ def _step(work: Work, *, stacked: bool) -> Step:
 
 
 def _layout(family: ModelFamily) -> dict[str, tuple[int, torch.Size]]:
-    """That of the parameters alone."""
+    """The layout of the parameters alone."""
     return {name: (start, shape) for name, (start, shape) in family.layout.items() if start < family.num_params}
 
 

@@ -60,10 +60,11 @@ def last_start(folder: Path) -> dict[str, Any]:
 
 
 def tracked_as(folder: Path, name: str, shared: bool) -> str:
-    """The id by which W&B and its like know the run `name` in a folder: that of its last start, if
-    that was in this folder or in one that exists no more (it was moved). Otherwise, as in a copy of a folder, `name` in
-    the default folder, and an id of its own in any other folder or if the place of W&B's files is `shared` with other
-    working folders.
+    """The id by which W&B and its like know the run `name` in a folder.
+
+    It is that of the last start if that was in this folder, or in one that exists no more, as the run was moved. Else,
+    as in a copy of a folder, it is `name` in the default folder, and an id of its own in any other folder or where the
+    place of W&B's files is `shared` with other working folders.
     """
     own = re.compile(f"{re.escape(name)}(-[0-9a-f]{{4}}){'' if shared else '?'}", re.ASCII)
     noted = [each for each in _starts(folder) if own.fullmatch(str(each.get("tracked_as")))]

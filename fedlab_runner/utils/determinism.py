@@ -23,5 +23,5 @@ def repeat_exactly(on: bool) -> None:
 
 
 def repeats_exactly() -> bool:
-    """Whether this process does."""
+    """Whether this process computes the same bits on a GPU in each run."""
     return torch.are_deterministic_algorithms_enabled()

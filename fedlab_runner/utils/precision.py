@@ -12,13 +12,13 @@ _SWITCHES: tuple[Any, ...] = (_CUDNN.conv, _CUDNN.rnn, torch.backends.cuda.matmu
 
 
 def gpu_precisions() -> list[str]:
-    """Those of convolutions, recurrent layers and products. PyTorch's default is tf32 in the first two."""
+    """The precisions of convolutions, recurrent layers and products. PyTorch's default is tf32 in the first two."""
     return [switch.fp32_precision for switch in _SWITCHES]
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """All bits of float32 on a GPU too."""
+    """A context in which a GPU too multiplies all bits of float32."""
     before = gpu_precisions()
     for switch in _SWITCHES:
         switch.fp32_precision = "ieee"

@@ -80,7 +80,7 @@ def moving(deltas: Tensor) -> Tensor:
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """Of two vectors [n], in float64; 0 where one is 0. It makes no float64 copy of a whole vector."""
+    """The cosine of two vectors [n], in float64, without a float64 copy of a whole vector; 0 where one is 0."""
     sums = torch.zeros(3, dtype=torch.float64, device=one.device)
     for pair in zip(torch.split(one, COSINE_BLOCK), torch.split(other, COSINE_BLOCK), strict=True):
         a, b = (part.double() for part in pair)

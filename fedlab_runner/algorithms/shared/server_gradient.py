@@ -116,7 +116,7 @@ class ServerGradient:
         return value.detach(), torch.autograd.grad(value, leaves, materialize_grads=True)
 
     def _of_graph(self, graphs: dict[int, Graph], _: Loss, its: Batch, share: float) -> tuple[Tensor, Gradients]:
-        """The same by compiled code."""
+        """What `_of_module` gives, by compiled code."""
         leaves, fixed = [leaf.detach() for *_, leaf in self._leaves], list(self._values.values())
         found, value = graphs[len(its.mask)](leaves, fixed, its.mask.new_tensor(share), *its[:3])
         return value, found

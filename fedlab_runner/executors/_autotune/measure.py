@@ -155,7 +155,7 @@ def _expected(work: Work, reference: Executor) -> _Expected:
 
 
 def _nudged(work: Work) -> Work:
-    """The same from starts that differ in the last place."""
+    """The work from starts that differ in the last place."""
     start = work.start
     noise = torch.rand(start.shape, generator=torch.Generator(start.device).manual_seed(0), device=start.device)
     return replace(work, start=start * (1 + torch.finfo(start.dtype).eps * (2 * noise - 1)).to(start.dtype))
