@@ -13,6 +13,7 @@ import pytest
 
 import fedlab_runner  # noqa: F401  # before torch, whose threads then wait as they do in a run
 from tests.helpers import pictures
+from tests.helpers.crash import Template
 from tests.helpers.paths import ROOT
 
 # Before anything imports torch, and inherited by subprocesses: the workers of `pytest -n` are the parallelism.
@@ -59,6 +60,14 @@ def _quiet_machine() -> Iterator[None]:
         for variable in (*_OURS, "COLUMNS", "LINES"):  # the last two are the size of the terminal that starts the tests
             patch.delenv(variable, raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """A process that has imported everything, whose children do runs."""
+    made = Template()
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

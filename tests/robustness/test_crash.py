@@ -7,7 +7,6 @@ a few of them. `docs/reliability.md` has the counts.
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ EVERY = (
     *("synchronous", "buffered", "late_in_flight", "rows_scaffold", "rows_fedcda"),
     *("decentralised_pairs", "rows_decentralised", "matching", "hybrid"),
 )
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    made = Template()
-    yield made
-    made.close()
 
 
 def newest(folder: Path) -> int:

@@ -23,13 +23,6 @@ LONGER = ("rounds=8",)  # of which the damaged run has done five
 
 
 @pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    made = Template()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def five(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of five rounds, with checkpoints after four and five of them."""
     folder = tmp_path_factory.mktemp("five") / "run"

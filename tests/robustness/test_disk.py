@@ -20,13 +20,6 @@ RUN = FAMILIES["rows_scaffold"].split()
 
 
 @pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    made = Template()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def whole(template: Template, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Ended]:
     folder = tmp_path_factory.mktemp("whole") / "run"
     ended = template.run(folder, *RUN)

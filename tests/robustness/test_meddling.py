@@ -4,7 +4,6 @@ over, and what is lost is said.
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from tests.helpers.in_process import own_handlers
 
 RUN = FAMILIES["rows_scaffold"].split()
 LONGER = "rounds=7"
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    made = Template()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,6 @@ import pytest
 from fedlab_runner.utils import attempt
 from fedlab_runner.utils.attempt import NOTE_FILE, STACK_FILE, Attempt
 from tests.helpers.crash import Template
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    made = Template()
-    yield made
-    made.close()
-
 
 PARTS = {  # and what is called in it: the number of a call in a round of the run's first two
     "local training": (

@@ -92,21 +92,18 @@ def test_a_killed_worker_of_joblib_is_one_line(capsys: pytest.CaptureFixture[str
     assert code == 1 and said.startswith("error: a worker process of the sweep was killed (SIGKILL(-9)), its jobs with")
 
 
-def test_a_run_that_gets_no_more_memory_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_run_that_gets_no_more_memory_ends_in_one_line(template: Template, tmp_path: Path) -> None:
     """The system refuses it, wherever it is asked for: at each of these limits somewhere else."""
-    template, refused = Template(), 0
-    try:
-        for more in (0, 4, 16):
-            code = f"""
+    refused = 0
+    for more in (0, 4, 16):
+        code = f"""
 import resource
 from pathlib import Path
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + {more} * 2**20,) * 2)
 """
-            wide = ("dataset.image_size=32", "dataset.num_train=2000", "model=mlp", "model.hidden=[1000]")
-            ended = template.run(tmp_path / str(more), *FAMILIES["synchronous"].split(), *wide, code=code)
-            assert ended.status in (0, 2) and "Traceback" not in ended.said, (more, ended.said)
-            refused += ended.status == 2 and "the machine has run out of memory" in ended.said
-    finally:
-        template.close()
+        wide = ("dataset.image_size=32", "dataset.num_train=2000", "model=mlp", "model.hidden=[1000]")
+        ended = template.run(tmp_path / str(more), *FAMILIES["synchronous"].split(), *wide, code=code)
+        assert ended.status in (0, 2) and "Traceback" not in ended.said, (more, ended.said)
+        refused += ended.status == 2 and "the machine has run out of memory" in ended.said
     assert refused
