@@ -216,7 +216,7 @@ def published(tmp_path, monkeypatch) -> Iterator[tuple[Path, str]]:
         thread.join()
 
 
-@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter:DeprecationWarning")  # of torchvision's archive
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter:DeprecationWarning")  # by torchvision
 def test_download_of_cifar(published, tmp_path, monkeypatch):
     """What is damaged or missing is replaced, nothing else is left behind, and what is there is not fetched again."""
     folder, address = published
