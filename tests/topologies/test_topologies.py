@@ -2,6 +2,7 @@
 
 import os
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,17 @@ def test_every_topology_can_be_drawn(tmp_path: Path, n: int) -> None:
     plot_topology(tmp_path / "plots/topology.png", draw(Ring(), n), "a run")
     with Image.open(tmp_path / "plots/topology.png") as drawn:
         assert drawn.size == (900, 900) and np.asarray(drawn.convert("L")).std() > 1
+
+
+def test_the_picture_of_many_clients_holds_few_bytes_for_each_pair_of_them(tmp_path: Path) -> None:
+    n, linked = 1000, draw(Ring(), 1000)
+    plot_topology(tmp_path / "first.png", draw(Ring(), 3), "what a first picture loads")
+    tracemalloc.start()
+    try:
+        plot_topology(tmp_path / "topology.png", linked, "a run")
+        assert tracemalloc.get_traced_memory()[1] < 32 * n**2, "colours of all pairs"
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.pictures
