@@ -3,7 +3,7 @@ checkpoint names its slot there. So a checkpoint costs only the rows that have c
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,13 +23,13 @@ class SavedRows:
     def __init__(self, file: Callable[[str], RowFile], device: torch.device) -> None:
         """`file` finds a row file by its name."""
         self._file, self._device = file, device
-        self._names = WeakTensorKeyDictionary()  # for each row in memory the name of its file
-        self._slots = WeakTensorKeyDictionary()  # for each row that a file has, its slot
+        # For each row in memory the name of its file, and its slot if the file has it.
+        self._rows: MutableMapping[Tensor, tuple[str, int | None]] = WeakTensorKeyDictionary()
         self._last: set[tuple[str, int]] = set()  # files' names and slots of the rows in the last checkpoint
 
     def add(self, row: Tensor, name: str) -> Tensor:
         """Declares that this tensor is a row of this file, and returns the tensor."""
-        self._names[row] = name
+        self._rows[row] = name, None
         return row
 
     @contextmanager
@@ -40,13 +40,14 @@ class SavedRows:
         now: set[tuple[str, int]] = set()
 
         def named(tensor: Tensor) -> Tensor | str:
-            if tensor not in self._names:
+            known = self._rows.get(tensor)  # once, as a look-up is most of the work
+            if known is None:
                 return tensor
-            name: str = self._names[tensor]
-            if tensor not in self._slots:
-                self._slots[tensor] = self._file(name).put(tensor, round)
-                self._last.add((name, self._slots[tensor]))
-            slot: int = self._slots[tensor]
+            name, slot = known
+            if slot is None:
+                slot = self._file(name).put(tensor, round)
+                self._rows[tensor] = name, slot
+                self._last.add((name, slot))
             now.add((name, slot))
             return f"row {'device' if tensor.device.type == self._device.type else 'host'} {name} {slot}"
 
@@ -57,7 +58,9 @@ class SavedRows:
 
     def forget(self) -> None:
         """Declares that no row in memory is in a file, because the files belong to another State."""
-        self._slots, self._last = WeakTensorKeyDictionary(), set()
+        for row, (name, _) in list(self._rows.items()):
+            self._rows[row] = name, None
+        self._last = set()
 
     def read(self, packed: Any) -> Any:
         """A packed value with rows instead of their names. Clients that shared a row share it again.
@@ -70,8 +73,8 @@ class SavedRows:
             if value not in found and (match := _NAME.fullmatch(value)):
                 place, name, slot = match[1], match[2], int(match[3])
                 device = self._device if place == "device" else torch.device("cpu")
-                found[value] = self.add(self._file(name).get(slot, slice(None), device), name)
-                self._slots[found[value]] = slot
+                found[value] = self._file(name).get(slot, slice(None), device)
+                self._rows[found[value]] = name, slot
                 self._last.add((name, slot))
             return found.get(value, value)
 
