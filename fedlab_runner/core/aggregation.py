@@ -76,10 +76,10 @@ class Aggregation:
 def squared_distances(payload: Sequence[Tensor]) -> Tensor:
     """The squared Euclidean distances [A, A] float64 between updates whose vectors are `payload`, each [A, n]."""
     a = len(payload[0])
+    pairs = torch.triu_indices(a, a, 1, device=payload[0].device).unbind()
     total = payload[0].new_zeros(a, a, dtype=torch.float64)
     for rows in payload:
         for block in torch.split(rows, max(1, VALUES_PER_CALL // a), 1):
-            part = block.double()
-            # Without products of matrices, which lose what is small beside an update that is far away.
-            total += torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist").square()
-    return total
+            # Pair by pair: products of matrices lose what is small beside an update that is far away.
+            total[pairs] += torch.pdist(block.double()).square()
+    return total + total.T

@@ -1,8 +1,6 @@
 """Each aggregator has the formula of its paper; properties that all of them have."""
 
 import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,23 +180,6 @@ def test_blocks_of_columns_change_nothing(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(aggregation, "VALUES_PER_CALL", 7 * A)
     agree(combined(name, updates()), whole)
     assert combined(name, updates(n=0)).shape == (0,)
-
-
-def test_columns_are_sorted_in_less_time_than_torch_takes() -> None:
-    rows = torch.randn(50, 20_000)
-    mine = least_seconds(lambda: _columns.by_columns(rows, lambda ordered: ordered[0]))
-    assert mine < 0.7 * least_seconds(lambda: rows.sort(0))
-
-
-def least_seconds(call: Callable[[], object]) -> float:
-    """The processor time of the fastest of three calls."""
-
-    def seconds() -> float:
-        began = time.process_time()
-        call()
-        return time.process_time() - began
-
-    return min(seconds() for _ in range(3))
 
 
 def test_a_median_of_zeros_has_no_sign() -> None:
