@@ -26,8 +26,7 @@ from fedlab_runner.config.explain import explain, is_of_run, reason, traceback_o
 from fedlab_runner.config.recorded import other_fingerprint
 from fedlab_runner.experiment.failure import requeued
 from fedlab_runner.experiment.lock import RunLock
-from fedlab_runner.sweep import ahead, callback, records, states
-from fedlab_runner.sweep.table import show
+from fedlab_runner.sweep import ahead, callback, records, states, table
 from fedlab_runner.tracking.metric_direction import check_direction
 from fedlab_runner.utils import files, frames, imports, signals, streams, version
 from fedlab_runner.utils.attempt import next_start
@@ -78,6 +77,7 @@ def main() -> int:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
                     sys.stdout.flush()  # the answer of --cfg, --help or --info must not get lost
+                    table.end()
                 if callback.failures:
                     raise callback.failures[0]
             code = 0
@@ -89,7 +89,7 @@ def main() -> int:
         except (Exception, Interrupted) as error:
             code = _report(error, arguments)
         if (folder := os.environ.get(FOLDER)) and code < 128:
-            show(Path(folder))
+            table.show(Path(folder))
             if code == 2:
                 callback.remove_if_empty(Path(folder))
         return code

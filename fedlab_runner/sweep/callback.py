@@ -32,9 +32,8 @@ from fedlab_runner.config.build import rounds_of, unchecked_fingerprint
 from fedlab_runner.config.explain import explain
 from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.config.recorded import other_fingerprint
-from fedlab_runner.sweep import progress, states
-from fedlab_runner.sweep.records import GRID, TOTAL, Job, Row, read, read_job, read_json
-from fedlab_runner.sweep.table import refresh
+from fedlab_runner.sweep import progress, states, table
+from fedlab_runner.sweep.records import GRID, TOTAL, Job, read, read_job, read_json
 from fedlab_runner.tracking.jsonl import clean, decode
 from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.tracking.summary import summarise
@@ -88,7 +87,7 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir).absolute() / "sweeps" / sweep_id(overrides, _params(config))
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         for path in (folder / "jobs").glob("*.json"):  # the sweep tries unfinished jobs again
-            if read_job(path).get("status") != states.FINISHED:
+            if (job := read_job(path)) is None or job.status != states.FINISHED:
                 path.unlink()
         write_text_atomically(folder / "command.txt", shlex.join(["fedlab", *sys.argv[1:]]) + "\n")
         grid = _grid(config)
@@ -96,7 +95,8 @@ class SweepCallback(Callback):
         count = len(grid) or config.hydra.sweeper.get("n_trials")
         write_text_atomically(folder / TOTAL, json.dumps({"jobs": count}))
         if any((folder / "jobs").iterdir()):  # a killed command may have left the table behind its records
-            refresh(folder)
+            table.refresh(folder)
+        table.begin(folder)
         shared_by = str(jobs_at_once(config.hydra.launcher))
         threads = os.environ.get(THREADS, "")
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by, THREADS_OF_SWEEP: threads})
@@ -191,10 +191,11 @@ class JobRecord:
         """Notes that the job has begun. A job that finished in an earlier call keeps its record until it ends."""
         if (sweep := sweep_folder()) is None:
             return
-        new = read_job(self._path(sweep)).get("status") != states.FINISHED
-        rows = self._write(sweep, self._job(states.UNFINISHED)) if new else read(sweep)
+        known = read_job(self._path(sweep))
+        if known is None or known.status != states.FINISHED:
+            self._write(sweep, self._job(states.UNFINISHED))
         os.environ[JOB] = progress.place(sweep, self._number)
-        _log.info("%s", progress.begun(sweep, self._number, rows, self._overrides), extra=IN_SWEEP)
+        _log.info("%s", progress.begun(sweep, self._number, read(sweep), self._overrides), extra=IN_SWEEP)
 
     def end(self, status: str, objective: float | None = None, error: str | None = None) -> None:
         """Notes how the job has ended, and updates the sweep's table."""
@@ -203,14 +204,14 @@ class JobRecord:
         refused = status == states.FAILED and other_fingerprint(self._output, self._fingerprint) is not None
         if refused:  # the folder has another run, whose numbers are not those of the job
             self._folder, self._reused = "", False
-        before = read_job(self._path(sweep)).get("seconds")
-        seconds = before if self._reused else time.monotonic() - self._began
+        known = read_job(self._path(sweep))
+        seconds = (known and known.seconds) if self._reused else time.monotonic() - self._began
         summary = {} if refused else self._summary()
         if summary.get("rounds") != self._rounds:  # of a longer run, with this job among its rounds
             summary = {key: summary[key] for key in ("metric", "rule") if key in summary} | {"rounds": self._rounds}
             summary |= self._summary_so_far() if status == states.FINISHED and self._reused else {}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
-        if read_job(self._path(sweep)) != asdict(job):  # a finished run started again leaves the table as it is
+        if known != job:  # a finished run started again leaves the table as it is
             self._write(sweep, job)
         if not refused and (self._output / "config.yaml").is_file():  # the run has begun
             note_sweep(self._output)
@@ -237,9 +238,9 @@ class JobRecord:
         # run.
         return sweep / "jobs" / f"{digest(sorted(self._overrides))}.json"
 
-    def _write(self, sweep: Path, job: Job) -> list[Row]:
+    def _write(self, sweep: Path, job: Job) -> None:
         write_text_atomically(self._path(sweep), checksummed_json.text(asdict(job)))
-        return refresh(sweep)
+        table.refresh_in_turn(sweep)
 
 
 def _value(read: Callable[..., Any], *of: Any) -> Any:

@@ -35,10 +35,15 @@ class Job:
     error: str | None = None
     seconds: float | None = None  # duration of the job; of several starts the longest
 
-    @property
+    @cached_property
     def setting(self) -> tuple[str, ...]:
-        """The job's overrides without the seed."""
-        return tuple(sorted(each for each in self.overrides if each.partition("=")[0] != "seed"))
+        """The job's overrides without the seed, in alphabetical order."""
+        return tuple(each for each in self.asked if each.partition("=")[0] != "seed")
+
+    @cached_property
+    def asked(self) -> tuple[str, ...]:
+        """The job's overrides in alphabetical order, which tell it from the other jobs."""
+        return tuple(sorted(self.overrides))
 
 
 @dataclass(frozen=True)
@@ -91,21 +96,22 @@ class Row:
 
 
 _FIELDS = {each.name for each in fields(Job)}  # names of the fields of a record
-# Records of finished jobs by their files, with the file's number, size and time of change: a sweep reads all records
-# whenever a job begins or ends.
-_finished: dict[Path, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+# Finished jobs by the files of their records, with the file's number, size and time of change: a sweep reads all
+# records whenever a job begins or ends.
+_finished: dict[Path, tuple[tuple[int, int, int], Job]] = {}
+MAX_KNOWN = 2**17  # settings whose places in the order are kept, for the same reason
 
 
 def read(folder: Path) -> list[Row]:
     """A row for each setting, in the order of their names. Jobs of a grid without a record have not begun."""
     paths = sorted((folder / "jobs").glob("*.json"), key=str)
-    jobs = [Job(**values) for path in paths if (values := read_job(path))]
-    known = {tuple(sorted(job.overrides)) for job in jobs}
-    jobs += [_not_begun(each) for each in _grid(folder) if tuple(sorted(each)) not in known]
+    jobs = [job for path in paths if (job := read_job(path)) is not None]
+    known = {job.asked for job in jobs}
+    jobs += [job for job in _grid(folder) if job.asked not in known]
     found: dict[tuple[str, ...], list[Job]] = {}
     for job in jobs:
         found.setdefault(job.setting, []).append(job)
-    return [Row(setting, found[setting]) for setting in sorted(found, key=natural)]
+    return [Row(setting, found[setting]) for setting in sorted(found, key=_place)]
 
 
 def natural(setting: Iterable[str]) -> list[Any]:
@@ -115,23 +121,27 @@ def natural(setting: Iterable[str]) -> list[Any]:
     return [(float(part), len(part.lstrip("-0")), part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def read_job(path: Path) -> dict[str, Any]:
-    """The fields of the Job in a file; empty, with a warning, if the file is damaged."""
+_place = lru_cache(MAX_KNOWN)(natural)
+
+
+def read_job(path: Path) -> Job | None:
+    """The job in a file; None without a file, and, with a warning, if the file is damaged."""
     try:
         stamp = _stamp(path)
-        kept, values = _finished.get(path, (None, {}))
-        if kept != stamp:
+        kept, job = _finished.get(path, (None, None))
+        if kept != stamp or job is None:
             values = checksummed_json.read(path)
             if values.keys() != _FIELDS or not _sound(values):
                 raise checksummed_json.Damaged("is damaged")
-            if values["status"] == states.FINISHED:
-                _finished[path] = stamp, values
+            job = Job(**values)
+            if job.status == states.FINISHED:
+                _finished[path] = stamp, job
     except OSError:
-        return {}
+        return None
     except checksummed_json.Damaged as fault:
         _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it again")
-        return {}
-    return values
+        return None
+    return job
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -163,8 +173,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _grid(folder: Path) -> list[list[str]]:
-    """The overrides of each job of a grid; empty for another sweep."""
+def _grid(folder: Path) -> list[Job]:
+    """The jobs of a grid, as those that have not begun; empty for another sweep."""
     try:
         return _read_grid(folder / GRID, _stamp(folder / GRID))
     except (OSError, ValueError):
@@ -172,16 +182,16 @@ def _grid(folder: Path) -> list[list[str]]:
 
 
 @lru_cache(maxsize=1)
-def _read_grid(path: Path, stamp: tuple[int, int, int]) -> list[list[str]]:
+def _read_grid(path: Path, stamp: tuple[int, int, int]) -> list[Job]:
     """The grid in a file with this stamp, read once: each job of a sweep needs it several times."""
     grid = untrusted.read_json(path)
-    return grid if isinstance(grid, list) and all(map(untrusted.are_texts, grid)) else []
+    return [*map(_not_begun, grid)] if isinstance(grid, list) and all(map(untrusted.are_texts, grid)) else []
 
 
 def varying(folder: Path) -> set[str]:
     """The keys with several values in a grid; empty for another sweep."""
     values: dict[str, set[str]] = {}
-    for override in (each for job in _grid(folder) for each in job):
+    for override in (each for job in _grid(folder) for each in job.overrides):
         key, _, value = override.lstrip("+").partition("=")
         values.setdefault(key.rpartition("@")[2], set()).add(value)
     return {key for key, found in values.items() if len(found) > 1}

@@ -3,7 +3,9 @@
 import os
 import shlex
 import statistics
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,20 @@ MAX_REASONS = 3  # of failures, below the table on the terminal; table.md has th
 MAX_SHOWN = 40  # settings on the terminal; table.md has all
 SETTING_SHARE = 0.4  # of the width of a terminal: the widest column of settings
 MAX_KNOWN = 2**17  # statistics that are kept: each job makes the table anew, and changes one row of it
+MIN_SECONDS = 0.05  # of processor time; a table that takes less is made whenever a job begins or ends
+PAUSE = 20  # times that a table takes, before which no new one of a large sweep is made
+
+
+@dataclass
+class _Pace:
+    """How often this process makes the table of the sweep of its command."""
+
+    seconds: float = 0.0  # of processor time, that the last table took
+    made: float = 0.0  # when the last table was made, by the monotonic clock
+    behind: bool = False  # whether a job has changed its record since
+
+
+_paces: dict[Path, _Pace] = {}  # by the folder of the sweep
 
 
 def refresh(folder: Path) -> list[Row]:
@@ -35,6 +51,31 @@ def refresh(folder: Path) -> list[Row]:
         if (now := read(folder)) == rows:
             return rows
         rows = now
+
+
+def begin(folder: Path) -> None:
+    """Says that this process runs the command of a sweep and calls `end`: `refresh_in_turn` may leave out tables."""
+    _paces[folder] = _Pace()
+
+
+def refresh_in_turn(folder: Path) -> None:
+    """Refreshes the table, in the process of the sweep's command at most a twentieth of the time. A process of a
+    launcher always does so: nobody knows whether its job is the last one.
+    """
+    pace = _paces.get(folder, _Pace())
+    pace.behind = pace.seconds > MIN_SECONDS and time.monotonic() < pace.made + PAUSE * pace.seconds
+    if not pace.behind:
+        began = time.process_time()
+        refresh(folder)
+        pace.seconds, pace.made = time.process_time() - began, time.monotonic()
+
+
+def end() -> None:
+    """Makes the last table of the command's sweep if the one on disk is behind its records."""
+    while _paces:
+        folder, pace = _paces.popitem()
+        if pace.behind:
+            refresh(folder)
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

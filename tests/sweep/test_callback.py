@@ -509,6 +509,27 @@ def test_the_table_is_there_while_jobs_run(launch: Sweep) -> None:
     assert seen == [["0", "1", "2"], ["1", "1", "1"], ["2", "1", "0"]]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_table_of_a_large_sweep_is_made_seldom_and_is_whole_at_the_end(
+    killed: bool, launch: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 1,500 jobs takes 0.1 s, twice a job."""
+    made: list[Path] = []
+    monkeypatch.setattr(callback.table, "MIN_SECONDS", -1)
+    monkeypatch.setattr(callback.table, "PAUSE", 1e9)
+    monkeypatch.setattr(callback.table, "refresh", lambda folder: [made.append(folder), refresh(folder)][1])
+
+    def run(cfg: DictConfig) -> float:
+        if killed and cfg.seed == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        return float(len(made))
+
+    code, _, _ = launch(run, "seed=0,1,2")
+    counts = [table()[""][column] for column in ("seeds", "stopped", "mean")]
+    assert (code, counts) == ((143, ["2", "1", "1.0"]) if killed else (0, ["3", "0", "1.0"])) and len(made) == 2
+
+
 def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
     ran = []
 
@@ -722,7 +743,7 @@ def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_j
     assert shown.count("\n") == 3
     (only_folder() / "table.csv").unlink()
     tables: list[Path] = []
-    monkeypatch.setattr(callback, "refresh", lambda folder: [tables.append(folder), refresh(folder)][1])
+    monkeypatch.setattr(callback.table, "refresh", lambda folder: [tables.append(folder), refresh(folder)][1])
     assert fedlab(*command).count(" finished before: ") == 2
     assert (only_folder() / "table.csv").read_text() == shown and len(tables) == 1  # of the start alone
     (job,) = (tmp_path / "outputs").glob("fedbuff-*")
