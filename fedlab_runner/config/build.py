@@ -252,8 +252,7 @@ def _recorded(cfg: DictConfig, values: dict[str, Any]) -> str | None:
 
     None where the config has to be checked.
     """
-    hydra: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
-    run, sweep = hydra.get("run", {}), hydra.get("sweep", {})
+    run, sweep = (OmegaConf.to_container(cfg.hydra[part], resolve=False) for part in ("run", "sweep"))
     several = OmegaConf.select(cfg, "hydra.mode") == RunMode.MULTIRUN
     folder = f"{sweep.get('dir')}/{sweep.get('subdir')}" if several else str(run.get("dir"))
     try:

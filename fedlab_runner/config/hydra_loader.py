@@ -9,9 +9,8 @@ import contextlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +19,7 @@ from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedlab_runner.config import config_files, schema, secrets
 from fedlab_runner.config.listing import NO_GROUPS
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.utils.pickled import Pickled
 
 # Classes that Hydra may build: its own, those of installed plugins, Optuna's samplers, and this package's callback. A
 # class stands in a module of a plugin, not in what that module has imported, such as `logging`, and is named for its
@@ -53,7 +53,8 @@ _LOGGED = {  # classes that Python's logging may build
 _SCHEME = re.compile(r"[a-z]+://")
 _NO_SCHEME = re.compile(r"\$\{hydra\.runtime\.(output_dir|cwd)\}/|[a-z]*[^a-z:$]")
 _all_choices = defaults_list._create_interpolation_map
-MAX_COMPOSED = 200  # configs of jobs' choices that are kept, 0.2 MB each
+MAX_COMPOSED = 200  # configs of jobs' choices that are kept, 0.03 MB each
+MAX_PARSED = 4096  # overrides of jobs that are kept parsed: most jobs share most of them
 
 
 class Loader(ConfigLoaderImpl):
@@ -83,18 +84,18 @@ class Loader(ConfigLoaderImpl):
         reports.
         """
         sweep = self._sweep(master)
-        overrides = OverridesParser.create().parse_overrides(job)
+        overrides = [*map(_parsed, job)]
         values = defaults_list.Overrides(sweep.repository, overrides).config_overrides
         sets_values = all(each.type == OverrideType.CHANGE and not each.is_hydra_override() for each in values)
         if not sets_values or any(each.is_sweep_override() for each in overrides):
             return None
         choices = tuple(line for line, own in zip(job, overrides, strict=True) if own not in values)
         if (composed := sweep.composed.pop(choices, None)) is None:
-            composed = super().load_sweep_config(master, list(choices))
+            composed = Pickled(super().load_sweep_config(master, list(choices)))
         sweep.composed[choices] = composed
         if len(sweep.composed) > MAX_COMPOSED:
             del sweep.composed[next(iter(sweep.composed))]
-        cfg = deepcopy(composed)
+        cfg: DictConfig = composed.copy()
         try:
             self._apply_overrides_to_config(values, cfg)
         except ConfigCompositionException:
@@ -105,7 +106,9 @@ class Loader(ConfigLoaderImpl):
             overrides, naming.exclude_keys, naming.item_sep, naming.kv_sep
         )
         OmegaConf.copy_cache(from_config=master, to_config=cfg)
-        _refuse(faults(cfg))
+        own = {each.key_or_group: each.value() for each in values}  # the rest was checked with the choices
+        if secrets.faults(secrets.leaves([own, job], "")):
+            _refuse(faults(cfg))
         return cfg
 
     def _sweep(self, master: DictConfig) -> "_Sweep":
@@ -182,10 +185,15 @@ class _Sweep:
     """What the jobs of a sweep share in a process. A launcher sends its processes a loader with each job."""
 
     repository: Any  # of Hydra: the groups
-    composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by choices, the last used last
+    composed: dict[tuple[str, ...], Pickled] = field(default_factory=dict)  # configs by choices, the last used last
 
 
 _sweeps: dict[str, _Sweep] = {}  # by the id of the loader; the last one alone
+
+
+@lru_cache(MAX_PARSED)
+def _parsed(override: str) -> Override:
+    return OverridesParser.create().parse_overrides([override])[0]
 
 
 class Completing(Loader):

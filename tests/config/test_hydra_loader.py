@@ -14,7 +14,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from fedlab_runner.config import config_files, hydra_loader
@@ -43,13 +43,20 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def test_jobs_with_the_same_choices_are_composed_once(composed: list[list[str]]) -> None:
-    """Hydra asks for the configs of all jobs, and then for each when it starts."""
+def test_jobs_with_the_same_choices_are_composed_once(
+    composed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra asks for the configs of all jobs, and then for each when it starts. To copy or check one takes longer than
+    all else.
+    """
     one = loader()
     master = one.load_configuration("train", ["seed=7"], RunMode.MULTIRUN)
     jobs = [[f"seed={seed}", f"algorithm={name}"] for name in ("fedavg", "scaffold") for seed in range(3)]
     checked = [one.load_sweep_config(master, job) for job in jobs]
-    started = [one.load_sweep_config(master, job) for job in jobs]
+    with monkeypatch.context() as patch:
+        patch.setattr(DictConfig, "__deepcopy__", None)
+        patch.setattr(hydra_loader, "faults", None)
+        started = [one.load_sweep_config(master, job) for job in jobs]
     assert composed == [["seed=7"], ["algorithm=fedavg"], ["algorithm=scaffold"]] and started == checked
     started[0].delay.std = 1  # what a job does to its config does not reach other jobs
     assert one.load_sweep_config(master, jobs[0]) == checked[0]
@@ -61,6 +68,15 @@ def test_jobs_with_the_same_choices_are_composed_once(composed: list[list[str]])
     assert len(composed) == 3
     loader().load_sweep_config(master, jobs[3])  # of another command, before which files may have changed
     assert len(composed) == 4 and len(hydra_loader._sweeps) == 1
+
+
+@pytest.mark.parametrize("job", ["device=/a/12345678", "device={WANDB_API_KEY: 1}"])
+def test_no_job_holds_a_key_of_wandb(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "12345678")
+    one = loader()
+    master = one.load_configuration("train", [], RunMode.MULTIRUN)
+    with pytest.raises(UserError, match=r"(?m)^device\S* holds a W&B key"):
+        one.load_sweep_config(master, [job])
 
 
 @dataclass
