@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedlab_runner.utils.files import append_line, write_text_atomically
+from fedlab_runner.utils.files import append_line, update_text
 
 FOLDER = ".hydra"  # in the run's folder
 EXPERIMENTS = f"{FOLDER}/experiments.txt"  # the experiments of the commands that asked for the run, one a line
@@ -27,7 +27,7 @@ def write(cfg: DictConfig) -> None:
     run_folder = Path(hydra.hydra.runtime.output_dir)
     folder = run_folder / FOLDER
     for name, part in {"config": cfg, "hydra": hydra, "overrides": hydra.hydra.overrides.task}.items():
-        write_text_atomically(folder / f"{name}.yaml", OmegaConf.to_yaml(part))
+        update_text(folder / f"{name}.yaml", OmegaConf.to_yaml(part))
     experiment, noted = hydra.hydra.runtime.choices.get("experiment"), run_folder / EXPERIMENTS
     if experiment and not (noted.is_file() and experiment in noted.read_text(errors="replace").splitlines()):
         append_line(noted, experiment)

@@ -1,6 +1,7 @@
 """The config in a run's folder. It was checked when the run began, so that an equal one needs no class to check it."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from fedlab_runner.utils.run_files import CONFIG
 def same_config(folder: Path, values: dict[str, Any]) -> dict[str, Any] | None:
     """The folder's config if it has exactly these values; None if it has others or cannot be read."""
     try:
-        config: dict[str, Any] = untrusted.read_yaml(folder / CONFIG)
-    except (OSError, untrusted.Unreadable):
+        config: dict[str, Any] = _read(folder / CONFIG)
+    except (OSError, ValueError):
         return None
     return config if _same(config, values) else None
 
@@ -26,11 +27,22 @@ def other_fingerprint(folder: Path, fingerprint: Mapping[str, Any] | None) -> di
     another one.
     """
     try:
-        theirs = without_volatile(untrusted.read_yaml(folder / CONFIG))
+        theirs = without_volatile(_read(folder / CONFIG))
     except (OSError, TypeError, ValueError):
         return None
     ours = () if fingerprint is None else (fingerprint, stopping(fingerprint))
     return None if canonical(theirs) in map(canonical, ours) else theirs
+
+
+def _read(path: Path) -> Any:
+    """The config in a file, which the start of a job needs several times."""
+    now = path.stat()
+    return _parsed(path, (now.st_ino, now.st_size, now.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _parsed(path: Path, stamp: tuple[int, int, int]) -> Any:
+    return untrusted.read_yaml(path)
 
 
 def _same(recorded: Any, given: Any) -> bool:

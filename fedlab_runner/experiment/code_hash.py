@@ -46,11 +46,11 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
     ahead = {target.rpartition(".")[0] for target in targets}
     if bases:
         ahead |= {base.__module__ for target in targets for base in get_class(target).__mro__}
-    path_of = cache(_path)  # most modules are imported by several
+    _find.cache_clear()
     found: Code = {}
     while ahead:
         name = ahead.pop()
-        path = path_of(name)
+        path = _find(name)[0]
         if name in found or path is None:
             continue
         beside = any(path.is_relative_to(home) for home in homes) and not is_installed(path)
@@ -61,7 +61,7 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
         for module, names in source.imports:
             if not homes and module.partition(".")[0] not in packages:
                 continue  # modules of other packages do not count
-            modules = {each for own in names if path_of(each := f"{module}.{own}")}
+            modules = {each for own in names if _find(each := f"{module}.{own}")[0]}
             used = modules if names and len(modules) == len(names) else {*modules, module}
             if again := next((each for each in sorted(used) if is_reloaded(each, name)), None):
                 raise UserError(f"{name} was imported before {again} was reloaded: reload {name} too, {_RESTART}")
@@ -108,19 +108,23 @@ def _home(package: str) -> list[Path]:
     return [home for home in homes if not is_installed(home)]
 
 
-def _path(name: str) -> Path | None:
-    """The file of a module, found without importing it; None if it has no file, as a built-in module."""
-    top, *parts = name.split(".")
-    spec = _spec(top)
-    if spec is None:
-        return None
-    places, path = list(spec.submodule_search_locations or ()), spec.origin
-    for part in parts:
-        packages = [folder for place in places if os.path.isdir(folder := os.path.join(place, part))]
-        files = [os.path.join(folder, "__init__.py") for folder in packages]
-        files += [os.path.join(place, f"{part}.py") for place in places]
-        path, places = next(filter(os.path.isfile, files), None), packages
-    return Path(path) if path is not None and os.path.isfile(path) else None
+@cache
+def _find(name: str) -> tuple[Path | None, list[str]]:
+    """The file of a module, found without importing it, and the folders with the modules in it; None if it has no file,
+    as a built-in module. `code_of` looks anew in each call.
+    """
+    above, _, last = name.rpartition(".")
+    if "." not in name:
+        spec = _spec(last)
+        origin = spec.origin if spec is not None else None
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        return (Path(origin) if origin is not None and os.path.isfile(origin) else None), places
+    around = _find(above)[1]
+    folders = [folder for place in around if os.path.isdir(folder := os.path.join(place, last))]
+    files = [os.path.join(folder, "__init__.py") for folder in folders]
+    files += [os.path.join(place, f"{last}.py") for place in around]
+    path = next(filter(os.path.isfile, files), None)
+    return (None if path is None else Path(path)), folders
 
 
 def _spec(top: str) -> ModuleSpec | None:

@@ -176,7 +176,6 @@ class JobRecord:
 
     def __init__(self, cfg: DictConfig) -> None:
         hydra = HydraConfig.get()
-        self._fingerprint = unchecked_fingerprint(cfg)
         self._rounds, seed = _value(rounds_of, cfg), _value(DictConfig.get, cfg, "seed")
         self._cfg, self._metric = cfg, str(_value(OmegaConf.select, cfg, "evaluation.metric"))
         self._overrides, self._seed = overrides_of(hydra), seed if isinstance(seed, int) else None
@@ -201,7 +200,7 @@ class JobRecord:
         """Notes how the job has ended, and updates the sweep's table."""
         if (sweep := sweep_folder()) is None:  # the launcher drops the environment: only the run has the result
             return
-        refused = status == states.FAILED and other_fingerprint(self._output, self._fingerprint) is not None
+        refused = status == states.FAILED and self._is_other()
         if refused:  # the folder has another run, whose numbers are not those of the job
             self._folder, self._reused = "", False
         known = read_job(self._path(sweep))
@@ -218,6 +217,10 @@ class JobRecord:
         if status != states.STOPPED:  # the command itself reports that in one line
             level = logging.ERROR if status == states.FAILED else logging.INFO
             _log.log(level, "%s", progress.ended(sweep, self._number, job, self._metric, self._reused), extra=IN_SWEEP)
+
+    def _is_other(self) -> bool:
+        """Whether the run's folder has another run."""
+        return other_fingerprint(self._output, unchecked_fingerprint(self._cfg)) is not None
 
     def _summary(self) -> dict[str, Any]:
         """The summary in the run's folder, which may be of a call with other rounds; empty without one."""

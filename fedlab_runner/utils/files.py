@@ -8,7 +8,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,6 +49,17 @@ def _write_beside(path: Path, write: Callable[[BinaryIO], object], place: Callab
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes a text in UTF-8 as `write_atomically` does."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def update_text(path: Path, text: str) -> None:
+    """Writes a text as `write_text_atomically` does, unless the path is a plain file of this text: to force a file to
+    disk takes as long as to read hundreds.
+    """
+    content = text.encode()
+    with suppress(OSError, NotPlainFile), open_to_read(path, follow_links=False) as file:
+        if file.read(len(content) + 1) == content:
+            return
+    write_text_atomically(path, text)
 
 
 def write_text_once(path: Path, text: str) -> bool:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from fedlab_runner.utils import untrusted
-from fedlab_runner.utils.files import write_text_atomically
+from fedlab_runner.utils.files import update_text
 
 NAME = "FEDLAB_SWEEP"  # the sweep's name
 FOLDER = "FEDLAB_SWEEP_FOLDER"  # the sweep's folder
@@ -30,7 +30,5 @@ def sweeps_of(folder: Path) -> tuple[str, ...]:
 
 def note_sweep(folder: Path) -> None:
     """Notes in the run's folder that the run belongs to the sweep that this process works for."""
-    sweeps = "".join(f"{each}\n" for each in sweeps_of(folder))
-    path = folder / SWEEPS
-    if sweeps and not (path.is_file() and path.read_text(errors="replace") == sweeps):
-        write_text_atomically(path, sweeps)
+    if sweeps := "".join(f"{each}\n" for each in sweeps_of(folder)):
+        update_text(folder / SWEEPS, sweeps)

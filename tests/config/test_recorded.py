@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedlab_runner.config.recorded import other_fingerprint, same_config
+from fedlab_runner.utils import untrusted
 
 CONFIG: dict[str, Any] = {"std": 5.0, "held_out_clients": 1, "drop": True, "some": [1, None, "a"]}
 
@@ -25,6 +26,16 @@ def test_a_recorded_config_needs_no_check(given: dict[str, Any], folder: Path) -
 def test_a_value_of_another_type_needs_a_check(given: dict[str, Any], folder: Path) -> None:
     """A number and a share of clients may be equal."""
     assert same_config(folder, CONFIG | given) is None
+
+
+def test_a_config_is_read_again_only_when_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of a finished run needs it several times."""
+    read: list[Path] = []
+    real = untrusted.read_yaml
+    monkeypatch.setattr(untrusted, "read_yaml", lambda path: [read.append(path), real(path)][1])
+    assert same_config(folder, CONFIG) and other_fingerprint(folder, CONFIG) is None and len(read) == 1
+    (folder / "config.yaml").write_text("std: 6\n")
+    assert same_config(folder, CONFIG) is None and len(read) == 2
 
 
 def test_a_fingerprint_is_that_of_the_run_id(folder: Path) -> None:

@@ -742,10 +742,15 @@ def test_a_real_sweep_skips_what_is_finished_and_a_noted_command_is_one_of_its_j
     shown = (only_folder() / "table.csv").read_text()
     assert shown.count("\n") == 3
     (only_folder() / "table.csv").unlink()
+    noted_by_hydra = {path: path.stat().st_mtime_ns for path in tmp_path.glob("outputs/fed*/.hydra/*.yaml")}
     tables: list[Path] = []
     monkeypatch.setattr(callback.table, "refresh", lambda folder: [tables.append(folder), refresh(folder)][1])
     assert fedlab(*command).count(" finished before: ") == 2
     assert (only_folder() / "table.csv").read_text() == shown and len(tables) == 1  # of the start alone
+    assert len(noted_by_hydra) == 6
+    assert all(path.stat().st_mtime_ns == before for path, before in noted_by_hydra.items()), (
+        "equal files are not written again"
+    )
     (job,) = (tmp_path / "outputs").glob("fedbuff-*")
     noted = json.loads((job / COMMANDS_FILE).read_text().splitlines()[0])
     assert noted["cwd"] == str(tmp_path)
