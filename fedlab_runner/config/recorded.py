@@ -37,7 +37,7 @@ def other_fingerprint(folder: Path, fingerprint: Mapping[str, Any] | None) -> di
 def _read(path: Path) -> Any:
     """The config in a file, which the start of a job needs several times."""
     now = path.stat()
-    return _parsed(path, (now.st_ino, now.st_size, now.st_mtime_ns))
+    return _parsed(path.absolute(), (now.st_ino, now.st_size, now.st_mtime_ns))
 
 
 @lru_cache(maxsize=1)

@@ -96,13 +96,13 @@ def objective_of_finished(
 def _lacking(folder: Path, logger: Mapping[str, Any]) -> str:
     """What else a new run would give: its copy in the tracker that is asked for, if it was recorded with another."""
     asked, theirs = str(logger["_target_"]), None
+    tracker = asked.rpartition(".")[2].removesuffix("Logger").lower()  # empty: none
+    if not tracker or logger.get("mode") == "disabled":
+        return ""
     with suppress(OSError, AttributeError, LookupError, TypeError, ValueError):
         recorded = untrusted.read_yaml(folder / CONFIG)["logger"]
         theirs = "" if recorded.get("mode") == "disabled" else recorded["_target_"]
-    tracker = asked.rpartition(".")[2].removesuffix("Logger").lower()  # empty: none
-    if theirs in (None, asked) or not tracker or logger.get("mode") == "disabled":
-        return ""
-    return f" with logger={tracker}, which has nothing of this one"
+    return "" if theirs in (None, asked) else f" with logger={tracker}, which has nothing of this one"
 
 
 def _recorded(code_digest: str, folder: Path, code: Code) -> str:
