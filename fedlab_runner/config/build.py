@@ -104,6 +104,11 @@ def check(cfg: DictConfig) -> Checked:
     return _checked(resolved(cfg))
 
 
+def check_plain(values: Mapping[str, Any]) -> Checked:
+    """Checks a config that was resolved before, such as a run's, as `check` does, in half the time."""
+    return _checked(_allowed({**values}, {}))
+
+
 @exits.refused()  # of modules that are imported
 def _checked(values: dict[str, Any]) -> Checked:
     errors: list[str] = []
@@ -121,7 +126,15 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
         if isinstance(error, InterpolationToMissingValueError):
             raise UserError(f"{line.rpartition(' ')[2]} is missing: {error.full_key} takes its value") from error
         raise UserError(secrets.redacted(f"{error.full_key or 'the config'}: {line}")) from error
-    if found := [*_key_faults(cfg, values), *_escapes(values)]:
+    hydra = OmegaConf.select(cfg, "hydra")
+    return _allowed(values, {} if hydra is None else OmegaConf.to_container(hydra, resolve=False))
+
+
+def _allowed(values: dict[str, Any], hydra: Any) -> dict[str, Any]:
+    """Resolved values with their bounds. Raises UserError where they, or Hydra's part, hold a W&B key, or for a left
+    interpolation.
+    """
+    if found := [*secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(hydra, "hydra")]), *_escapes(values)]:
         raise UserError("\n".join(found))  # no other faults: their lines show values, maybe the key
     bounded: dict[str, Any] = _bounded(values, values.pop("debug", None))
     return bounded
@@ -205,13 +218,6 @@ def _built(value: Any, path: str, errors: list[str]) -> Any:
         except ValueError as error:  # any other exception is a bug of a constructor
             errors.append(f"{path}.{error}")
     return value
-
-
-def _key_faults(cfg: DictConfig, values: Mapping[str, Any]) -> list[str]:
-    """Places that hold a W&B key, in the config and in Hydra's part of it."""
-    hydra = OmegaConf.select(cfg, "hydra")
-    settings = {} if hydra is None else OmegaConf.to_container(hydra, resolve=False)
-    return secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(settings, "hydra")])
 
 
 def _escapes(values: Mapping[str, Any]) -> list[str]:

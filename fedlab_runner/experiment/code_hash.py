@@ -40,7 +40,7 @@ def code_of(config: Mapping[str, Any], bases: bool = True) -> Code:
 
     Raises UserError for a module that this process holds as it was before an edit.
     """
-    targets = set(_targets(config))
+    targets = set(targets_of(config))
     packages = {target.partition(".")[0] for target in targets}
     homes = [path for package in packages - {PACKAGE} for path in _home(package)]
     ahead = {target.rpartition(".")[0] for target in targets}
@@ -89,15 +89,16 @@ def changed(theirs: Code, ours: Code) -> str:
     return ", ".join(names[:MAX_MODULES_SHOWN]) + more
 
 
-def _targets(value: Any) -> Iterator[str]:
+def targets_of(value: Any) -> Iterator[str]:
+    """The classes that a config, or its part, names; some of them several times."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield value["_target_"]
         for child in value.values():
-            yield from _targets(child)
+            yield from targets_of(child)
     elif isinstance(value, list | tuple):
         for child in value:
-            yield from _targets(child)
+            yield from targets_of(child)
 
 
 def _home(package: str) -> list[Path]:

@@ -10,6 +10,7 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlab_runner.config.run_id import run_id_of
 from fedlab_runner.experiment import provenance
 from fedlab_runner.report import bundle
 from fedlab_runner.report.folders import FoundRuns
@@ -125,7 +126,7 @@ def names(found: FoundRuns) -> Check:
     for run in found.runs:
         try:
             told = untrusted.read_json(run.folder / SUMMARY).get("run_id")
-            name = configs.checked(configs.read(run.folder)).run_id
+            name = run_id_of(configs.fingerprint(run.folder))
         except FileNotFoundError:  # not finished
             continue
         except (UserError, AttributeError, untrusted.Unreadable) as error:

@@ -7,7 +7,7 @@ classes, as in every config.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedlab_runner.api import compose
 from fedlab_runner.config import secrets
-from fedlab_runner.config.build import Checked, check, conf_dir
+from fedlab_runner.config.build import Checked, check_plain, conf_dir
 from fedlab_runner.config.components import Components
 from fedlab_runner.config.faults import MAX_THREADS
 from fedlab_runner.config.run_id import VOLATILE
@@ -58,7 +58,7 @@ def read(folder: Path) -> dict[str, Any]:
 def checked(values: Mapping[str, Any]) -> Checked:
     """The config, its keys, types and classes checked. Raises UserError where this version does not take it."""
     try:
-        result = check(OmegaConf.create(dict(values)))
+        result = check_plain(values)
     except UserError:
         raise
     except Exception as error:  # a named module may need an extra, and a stranger's values may be odd
@@ -66,6 +66,14 @@ def checked(values: Mapping[str, Any]) -> Checked:
     if result.errors:
         raise UserError(with_remedy("; ".join(result.errors[:3])))
     return result
+
+
+@cache
+def fingerprint(folder: Path) -> dict[str, Any]:
+    """The values that decide the numbers of a bundle's run, checked once: to check a config takes longer than all other
+    checks of its run. Raises UserError as `read` and `checked` do.
+    """
+    return checked(read(folder)).fingerprint
 
 
 def with_remedy(fault: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedlab_runner.experiment import provenance
-from fedlab_runner.experiment.code_hash import changed, code_of
+from fedlab_runner.experiment.code_hash import Code, changed, code_of, targets_of
 from fedlab_runner.report.runs import Run
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.errors import UserError
@@ -66,14 +66,18 @@ def _commit(commit: Any) -> dict[str, str]:
 def _changed_code(runs: Iterable[Run], starts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The modules that compute the runs and have changed since."""
     found: Counter[str] = Counter()
+    known: dict[frozenset[str], Code] = {}  # by the classes of a config, which most runs of a bundle share
     for run in runs:
         told = starts[run.name].get("code")
         if not isinstance(told, dict):
             continue
         try:
-            ours = code_of(configs.checked(configs.read(run.folder)).fingerprint)
+            config = configs.fingerprint(run.folder)
+            if (classes := frozenset(targets_of(config))) not in known:
+                known[classes] = code_of(config)
         except UserError:  # the check of the configs reports it
             continue
+        ours = known[classes]
         if words := changed({str(name): str(digest) for name, digest in told.items()}, ours):
             found[words] += 1
     return [f"code: {words} differ ({count_of(count, 'run')})" for words, count in found.most_common(3)]

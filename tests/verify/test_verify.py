@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedlab_runner.config import schema
 from fedlab_runner.config.build import run_id
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.experiment.run import run_in
@@ -64,8 +66,13 @@ def test_a_bundle_holds_and_its_runs_are_equal_to_the_bit(bundled: Path, verify:
 
 
 def test_without_cells_nothing_is_computed(bundled: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each config is checked once, which takes longer than all else."""
+    checks: list[Any] = []
+    real = schema.convert_fields
+    monkeypatch.setattr(schema, "convert_fields", lambda *of: [checks.append(of), real(*of)][1])
     monkeypatch.setattr(recompute, "run_whole", None)  # would be an error if called
     code, text = verify(bundled)
+    assert sum(path == "" for _, _, path, *_ in checks) == 4
     assert code == 0 and "none computed again; --cells 3 computes 3 of 4" in text and "all 4 checks hold" in text
 
 
