@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -142,6 +143,15 @@ def read_job(path: Path) -> Job | None:
         _warn_once(f"{visible(str(path))} {fault} and does not count: the command of the sweep writes it again")
         return None
     return job
+
+
+def stamps(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """What changes if a job changes its record, by record."""
+    found = {}
+    for path in (folder / "jobs").glob("*.json"):
+        with suppress(OSError):  # removed meanwhile
+            found[path] = _stamp(path)
+    return found
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 from fedlab_runner.core.metric_names import is_share, shown
 from fedlab_runner.sweep import states
 from fedlab_runner.sweep.ranking import best_first, short
-from fedlab_runner.sweep.records import Row, read, size
+from fedlab_runner.sweep.records import Row, read, size, stamps
 from fedlab_runner.utils import escaping
 from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import write_text_atomically
@@ -42,15 +42,16 @@ _paces: dict[Path, _Pace] = {}  # by the folder of the sweep
 def refresh(folder: Path) -> list[Row]:
     """Writes table.md and table.csv from the records of the jobs; table.md of a search has its best setting first.
 
-    Several processes may do this at once. Each reads the records again after writing, so that no job is missing.
+    Several processes may do this at once. Each looks at the records again after writing, so that no job is missing.
     """
-    rows, is_search = read(folder), not size(folder)
+    is_search = not size(folder)
     while True:
+        before = stamps(folder)
+        rows = read(folder)
         write_text_atomically(folder / "table.md", markdown(best_first(rows) if is_search else rows))
         write_text_atomically(folder / "table.csv", csv_text(rows))
-        if (now := read(folder)) == rows:
+        if stamps(folder) == before:
             return rows
-        rows = now
 
 
 def begin(folder: Path) -> None:

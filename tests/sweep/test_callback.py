@@ -680,6 +680,24 @@ def test_a_record_with_a_state_of_reports_alone_is_damaged(tmp_path: Path) -> No
     assert all(counts[state] == "1" for state in states.OF_JOBS if state != states.FINISHED)
 
 
+@pytest.mark.parametrize("status", states.OF_JOBS)
+def test_the_table_is_written_once_where_an_objective_is_not_a_number(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN is no NaN that is read again; in Python 3.13 not even in an equal dataclass."""
+    written: list[str] = []
+
+    def write(path: Path, text: str) -> None:
+        written.append(path.name)
+        assert len(written) < 9, "without end"
+
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.json").write_text(checksummed_json.text(asdict(job(0, math.nan, status))))
+    monkeypatch.setattr(callback.table, "write_text_atomically", write)
+    refresh(tmp_path)
+    assert written == ["table.md", "table.csv"]
+
+
 def test_concurrent_writers_leave_a_whole_table(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     barrier = threading.Barrier(8)
