@@ -258,9 +258,9 @@ def _recorded(cfg: DictConfig, values: dict[str, Any]) -> str | None:
 
     None where the config has to be checked.
     """
-    run, sweep = (OmegaConf.to_container(cfg.hydra[part], resolve=False) for part in ("run", "sweep"))
     several = OmegaConf.select(cfg, "hydra.mode") == RunMode.MULTIRUN
-    folder = f"{sweep.get('dir')}/{sweep.get('subdir')}" if several else str(run.get("dir"))
+    place: Any = OmegaConf.to_container(cfg.hydra.sweep if several else cfg.hydra.run, resolve=False)
+    folder = f"{place.get('dir')}/{place.get('subdir')}" if several else str(place.get("dir"))
     try:
         name = run_id_of(without_volatile(values))
         return name if same_config(Path(folder.replace(RUN_ID, name)), values) else None
