@@ -28,7 +28,7 @@ PAUSE = 20  # times that a table takes, before which no new one of a large sweep
 
 
 @dataclass
-class _Pace:
+class _TablePace:
     """How often this process makes the table of the sweep of its command."""
 
     seconds: float = 0.0  # of processor time, that the last table took
@@ -36,7 +36,7 @@ class _Pace:
     behind: bool = False  # whether a job has changed its record since
 
 
-_paces: dict[Path, _Pace] = {}  # by the folder of the sweep
+_paces: dict[Path, _TablePace] = {}  # by the folder of the sweep
 
 
 def refresh(folder: Path) -> list[Row]:
@@ -56,14 +56,14 @@ def refresh(folder: Path) -> list[Row]:
 
 def begin(folder: Path) -> None:
     """Says that this process runs the command of a sweep and calls `end`: `refresh_in_turn` may leave out tables."""
-    _paces[folder] = _Pace()
+    _paces[folder] = _TablePace()
 
 
 def refresh_in_turn(folder: Path) -> None:
     """Refreshes the table, in the process of the sweep's command at most a twentieth of the time. A process of a
     launcher always does so: nobody knows whether its job is the last one.
     """
-    pace = _paces.get(folder, _Pace())
+    pace = _paces.get(folder, _TablePace())
     pace.behind = pace.seconds > MIN_SECONDS and time.monotonic() < pace.made + PAUSE * pace.seconds
     if not pace.behind:
         began = time.process_time()

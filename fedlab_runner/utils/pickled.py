@@ -15,16 +15,16 @@ class Pickled:
 
     def __init__(self, content: Any) -> None:
         file = io.BytesIO()
-        pickler = _Pickler(file)
+        pickler = _CopyPickler(file)
         pickler.dump(content)
         self._bytes, self._classes = file.getvalue(), pickler.classes
 
     def copy(self) -> Any:
         """A new copy of the object."""
-        return _Unpickler(self._bytes, self._classes).load()
+        return _CopyUnpickler(self._bytes, self._classes).load()
 
 
-class _Pickler(pickle.Pickler):
+class _CopyPickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.classes: list[type] = []  # that pickle would not find by their names
@@ -36,7 +36,7 @@ class _Pickler(pickle.Pickler):
         return len(self.classes) - 1
 
 
-class _Unpickler(pickle.Unpickler):
+class _CopyUnpickler(pickle.Unpickler):
     def __init__(self, content: bytes, classes: list[type]) -> None:
         super().__init__(io.BytesIO(content))
         self._classes = classes
