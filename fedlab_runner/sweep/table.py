@@ -37,6 +37,7 @@ class _TablePace:
 
 
 _paces: dict[Path, _TablePace] = {}  # by the folder of the sweep
+os.register_at_fork(after_in_child=_paces.clear)  # a launcher's process, which makes no last table
 
 
 def refresh(folder: Path) -> list[Row]:

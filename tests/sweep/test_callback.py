@@ -530,6 +530,27 @@ def test_the_table_of_a_large_sweep_is_made_seldom_and_is_whole_at_the_end(
     assert (code, counts) == ((143, ["2", "1", "1.0"]) if killed else (0, ["3", "0", "1.0"])) and len(made) == 2
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+from fedlab_runner.sweep import table
+
+folder = Path(sys.argv[1])
+table.begin(folder)
+table._paces[folder].seconds = table._paces[folder].made = 1e9
+if os.fork():
+    os.wait()
+else:
+    table.refresh_in_turn(folder)
+"""
+
+
+def test_a_process_that_a_launcher_forks_makes_each_table(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], check=True)
+    assert (tmp_path / "table.md").exists()
+
+
 def test_a_signal_ends_the_whole_sweep(launch: Sweep) -> None:
     ran = []
 
