@@ -174,7 +174,7 @@ def test_a_run_has_a_name_tags_a_group_and_its_choices(tmp_path: Path) -> None:
     assert list(run.tags) == ["one", "two", "dataset=digits"]
     assert wandb_files.config(wandb_file(tmp_path))["choices"] == {"algorithm": "fedavg"}
     metrics = [each.metric for each in records(wandb_file(tmp_path)) if each.metric.ListFields()]
-    rules = {each.name: each.summary for each in metrics if each.name}
+    rules = {each.name: each.summary for each in metrics if each.summary.ListFields()}
     assert rules["test/accuracy"].max and rules["test/accuracy"].last and not rules["test/accuracy"].min
     assert rules["train/loss"].min and "comm/upload_mb" not in rules, "what has no best value keeps its last one"
     assert [each.options.hidden for each in metrics if each.glob_name == "curves.*"] == [True], "no chart of its size"

@@ -7,7 +7,7 @@ import pytest
 
 from fedlab_runner.utils.frames import in_one_chunk
 
-CALLS, DEPTHS = 50, 800
+CALLS, DEPTHS = 50, 600
 
 
 def _leaf(first: int, *others: int) -> int:
