@@ -82,11 +82,12 @@ def relations(number: int) -> Iterator[Relation]:
     yield Relation("swept", [*_without(loop, "seed="), "seed=0"], [seeds], _second_job)
     unwatched = [*_without(loop, "evaluation.", "analysis=", "logger.pictures="), *NOT_WATCHED]
     yield Relation("watched", loop, [unwatched], lambda one, other: _tensors(one, other, 0.0))
-    if "model=vit_small" not in exact or "model.dropout=0.0" in exact:  # masks depend on who trains side by side
+    drops = "model=vit_small" in exact and "model.dropout=0.0" not in exact
+    if not drops:  # masks depend on who trains side by side
         together = [*_without(exact, "executor="), "executor=vectorized", "executor.chunk_size=null"]
         yield Relation("side by side", exact, [together], _numbers)
     (model,) = (each.partition("=")[2] for each in drawn if each.startswith("model="))
-    if draw.random() < 1 / 3 and model not in SLOW_TO_COMPILE:
+    if draw.random() < 1 / 3 and model not in SLOW_TO_COMPILE and not drops:  # compiled steps draw other masks
         yield Relation("compiled", exact, [[*exact, "executor.compile=true"]], _numbers)
     (algorithm,) = (each.partition("=")[2] for each in drawn if each.startswith("algorithm="))
     if "aggregator=mean" in drawn and smoke._class(algorithm).reads_sums:
