@@ -37,9 +37,9 @@ class Auto:
     On a CPU it takes the executor with the least expected time by a rule, a function of model, cohort, rounds, cores
     and threads. Compiled steps count if the rest of the run pays for the compiler. It times nothing, so that a run
     gives the same bits whatever else the machine does. If it expects `seconds` or more of local training, or compiles
-    steps, it first compares models with those of `loop`, and refuses an executor that does not agree. It expects too
-    little where a local step takes several gradients, or where a small network has many layers. By the same rule it
-    compiles the gradient of the server's large minibatches, which it first compares too.
+    steps, it first compares models with those of `loop`, and refuses an executor that does not agree. The rule
+    expects too little time where a local step takes several gradients, or where a small network has many layers. By the
+    same rule it compiles the gradient of the server's large minibatches, which it first compares too.
 
     On a GPU, whose sums can come in another order anyway, a run of `seconds` or more times the executors on a sample of
     its own work, unless other processes use the machine. The user's cache folder keeps the measurements by type of
