@@ -180,12 +180,12 @@ def _groups(rows: Sequence[Row]) -> list[tuple[Sequence[str], Sequence[str], Seq
 
 
 def _by_round(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, list[float]]:
-    """The finite values of a metric over some runs, by round."""
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        for round, value in zip(*series(run, key), strict=True):
-            found.setdefault(round, []).append(value)
-    return dict(sorted(found.items()))
+    """The finite values of a metric over those of some runs that have it, by the rounds in which all these have one: a
+    mean of fewer seeds would leave the line.
+    """
+    found = [each for run in runs if (each := dict(zip(*series(run, key), strict=True)))]
+    shared = set.intersection(*map(set, found)) if found else set()
+    return {round: [each[round] for each in found] for round in sorted(shared)}
 
 
 def _draw(

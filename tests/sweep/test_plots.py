@@ -1,6 +1,7 @@
 """Pictures of a sweep: which are drawn, and of which numbers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -26,14 +27,15 @@ def job(
     seed: int = 0,
     status: str = "finished",
     rounds: int | None = None,
+    tested: Sequence[int] = range(4),
 ) -> None:
-    """A job's record, and its run's metrics."""
+    """A job's record, and its run's metrics in the rounds `tested`."""
     summary = SUMMARY | ({} if rounds is None else {"rounds": rounds})
     number = len(list(folder.glob("jobs/*.json")))
     run = folder.parent / f"run{number}"
     run.mkdir(parents=True)
     rows: list[dict[str, Any]] = [
-        {"round": r, "test/accuracy": None if r == 1 else (objective or 0) * r} for r in range(4)
+        {"round": r, "test/accuracy": None if r == 1 else (objective or 0) * r} for r in tested
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     record = Job([*overrides, f"seed={seed}"], seed, status, objective, str(run), summary)
@@ -245,6 +247,16 @@ def test_rounds_of_a_longer_run_than_the_job_asked_for_are_left_out(tmp_path: Pa
     job(folder, 0.5, "local.lr=2", rounds=2)
     plot_sweep(folder)
     assert [x for _, x, _ in lines[1:]] == [[0, 2, 3], [0, 2]]
+
+
+def test_a_curve_has_the_rounds_that_all_its_seeds_have(tmp_path: Path, lines: Any) -> None:
+    """A run that was made longer has an evaluation after its former last round, which other seeds lack."""
+    folder = tmp_path / "sweep"
+    for lr in ("1", "2"):
+        job(folder, 0.2, f"local.lr={lr}", seed=0, tested=(0, 2, 4))
+        job(folder, 0.5, f"local.lr={lr}", seed=1, tested=(0, 2, 3, 4))
+    plot_sweep(folder)
+    assert [x for _, x, _ in lines[1:]] == [[0, 2, 4], [0, 2, 4]]
 
 
 def test_runs_that_have_moved_leave_out_the_curves(tmp_path: Path) -> None:
