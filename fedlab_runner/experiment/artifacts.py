@@ -90,7 +90,8 @@ class RunArtifacts:
 
     def _draw_rounds(self, recorder: Recorder, rows: list[Row]) -> None:
         """Draws the pictures over the rounds."""
-        if plot_curves(self._plots / "curves.png", rows, self._name):
+        every = self._prepared.simulation.evaluation.every
+        if plot_curves(self._plots / "curves.png", rows, self._name, every):
             recorder.image("curves", self._plots / "curves.png")
         if plot_staleness(self._plots / "staleness.png", rows, self._name):
             recorder.image("staleness", self._plots / "staleness.png")

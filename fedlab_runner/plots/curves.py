@@ -1,6 +1,7 @@
 """Curves of a run over its rounds, drawn without a display."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from fedlab_runner.plots.style import (
     save,
     series,
 )
+from fedlab_runner.tracking.summary import evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +29,9 @@ LOSSES = ("train/loss", "test/loss")  # metric keys in the panel of losses
 STALENESS_CAPTION = "Staleness: the rounds between a client's start and the arrival of its update."
 
 
-def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
-    """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`.
+def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str, every: int) -> bool:
+    """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`. Its best round is
+    one that counts in the summary, of a run that evaluates `every` so many rounds.
 
     It leaves out a panel without finite values. Returns False, and draws nothing, if both panels have none.
     """
@@ -37,7 +40,11 @@ def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> bo
     there = [
         (draw, words)
         for draw, keys, words in (
-            (_accuracy, ("test/accuracy",), "Accuracy of the evaluated model on the test set, with its best round."),
+            (
+                partial(_accuracy, every=every),
+                ("test/accuracy",),
+                "Accuracy of the evaluated model on the test set, with its best round.",
+            ),
             (_losses, LOSSES, "Loss: the clients' mean while they train, and the evaluated model's on the test set."),
         )
         if any(series(rows, key)[0] for key in keys)
@@ -107,13 +114,15 @@ def staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None
     axes.legend()
 
 
-def _accuracy(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+def _accuracy(axes: "Axes", rows: Sequence[Mapping[str, Any]], every: int) -> None:
     over_rounds(axes, "Test accuracy")
     in_percent(axes.yaxis)
     rounds, values = series(rows, "test/accuracy")
     axes.plot(rounds, values, color=BLUE, marker=marker(len(values)))
-    if later := [i for i, round in enumerate(rounds) if round > 0]:  # the initial model counts in no summary either
-        best = max(later, key=values.__getitem__)
+    # Without the initial model, and the last round before the run was made longer.
+    counting = {row["round"] for row in evaluations(rows, "test/accuracy", every, rows[-1]["round"])}
+    if places := [i for i, round in enumerate(rounds) if round in counting]:
+        best = max(places, key=values.__getitem__)
         label = f"best {100 * values[best]:.2f} % in round {rounds[best]:,}"
         axes.scatter([rounds[best]], [values[best]], s=45, color=ORANGE, zorder=3, label=label)
         axes.legend(loc="lower right")

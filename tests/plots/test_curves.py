@@ -37,22 +37,23 @@ def colours(path: Path) -> int:
 @pytest.mark.parametrize("count", [1, 6, 300])
 def test_curves(tmp_path: Path, count: int) -> None:
     path = tmp_path / "plots" / "curves.png"
-    assert plot_curves(path, rows(count), "a run")
+    assert plot_curves(path, rows(count), "a run", 5)
     assert colours(path) > 50
     picture = path.with_suffix(".svg").read_text()
     assert "<text" in picture and "Accuracy of the evaluated model" in picture, "text stays text, with a caption"
 
 
-def test_the_best_round_is_one_that_the_summary_counts(tmp_path: Path) -> None:
-    """Not the initial model, which may be the best of all."""
-    accuracies = (0.9, 0.4, 0.6, 0.5)
-    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": a} for r, a in enumerate(accuracies)], "a run")
-    assert "best 60.00 % in round 2<" in (tmp_path / "x.svg").read_text()
+@pytest.mark.parametrize(("every", "best"), [(1, "70.00 % in round 2"), (3, "60.00 % in round 3")])
+def test_the_best_round_is_one_that_the_summary_counts(tmp_path: Path, every: int, best: str) -> None:
+    """Not the initial model, nor the last round before the run was made longer, which may be the best of all."""
+    tested = {0: 0.9, 2: 0.7, 3: 0.6, 4: 0.5}
+    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": a} for r, a in tested.items()], "a run", every)
+    assert f"best {best}<" in (tmp_path / "x.svg").read_text()
 
 
 def test_more_data_is_another_picture_and_the_same_data_the_same(tmp_path: Path) -> None:
     for name, count in (("one", 50), ("same", 50), ("other", 60)):
-        plot_curves(tmp_path / f"{name}.png", rows(count), "a run")
+        plot_curves(tmp_path / f"{name}.png", rows(count), "a run", 5)
     for kind in ("png", "svg"):
         one, same, other = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "same", "other"))
         assert one == same and one != other
@@ -60,17 +61,17 @@ def test_more_data_is_another_picture_and_the_same_data_the_same(tmp_path: Path)
 
 def test_a_panel_without_a_finite_value_is_left_out(tmp_path: Path) -> None:
     nothing = {"round": 1, "test/accuracy": math.nan, "train/loss": math.inf}
-    assert not plot_curves(tmp_path / "x.png", [nothing], "a run") and not list(tmp_path.iterdir())
-    assert plot_curves(tmp_path / "x.png", [nothing | {"test/loss": 1.0}], "a run")
+    assert not plot_curves(tmp_path / "x.png", [nothing], "a run", 5) and not list(tmp_path.iterdir())
+    assert plot_curves(tmp_path / "x.png", [nothing | {"test/loss": 1.0}], "a run", 5)
     with Image.open(tmp_path / "x.png") as image:
         assert image.width == round(4.5 * 150)
 
 
 def test_rounds_are_whole_numbers_and_the_colours_are_those_of_methods(tmp_path: Path) -> None:
     for few in (1, 2):
-        plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": 0.5} for r in range(few)], "a run")
+        plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": 0.5} for r in range(few)], "a run", 1)
         assert not re.search(r">[0-9]+\.[0-9]+<", (tmp_path / "x.svg").read_text()), "no half rounds"
-    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": r / 100} for r in range(101)], "a run")
+    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": r / 100} for r in range(101)], "a run", 1)
     assert {">20<", ">40<"} <= {*re.findall(r">[0-9]+<", (tmp_path / "x.svg").read_text())}
     assert {style.BLUE, style.ORANGE, *style.CYCLE} == {light for light, _ in registry._styles()[0].values()}
 
@@ -97,7 +98,7 @@ def test_no_window_system_is_touched(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from fedlab_runner.plots.curves import plot_curves\n"
         "assert not [name for name in sys.modules if name.startswith('matplotlib')]\n"
-        "plot_curves(Path(sys.argv[1]), [{'round': 1, 'test/loss': 1.0}], 'a run')\n"
+        "plot_curves(Path(sys.argv[1]), [{'round': 1, 'test/loss': 1.0}], 'a run', 1)\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DISPLAY": ":99"}
