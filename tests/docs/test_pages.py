@@ -135,6 +135,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         runs.append(("algorithm=fedcda", "algorithm.warmup=1", "nonfinite=drop", "local.update_norm=1"))
         runs.append(("algorithm=fedavg", "analysis=update_cosines", "analysis.every=1"))
         runs.append(("algorithm=fedavg", "aggregator=krum"))
+        layerwise = ("algorithm.layerwise=true", "algorithm.late_policy=discard")
+        runs.append(("algorithm=fedma", "model=mlp", *layerwise))
         runs.append(("algorithm=dfml", "algorithm.regular=true", "model=mix", "server_data=none", *VALIDATED))
         blocks = ("partition=random_blocks", "partition.num_blocks=4", "partition.blocks_per_client=2")
         runs.append(("algorithm=hyfem", "model=blocks_mlp", *blocks, "server_data=none"))
