@@ -29,7 +29,7 @@ LOSSES = ("train/loss", "test/loss")  # metric keys in the panel of losses
 STALENESS_CAPTION = "Staleness: the rounds between a client's start and the arrival of its update."
 
 
-def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], title: str, every: int) -> bool:
+def plot_curves(path: Path, rows: Sequence[dict[str, Any]], title: str, every: int) -> bool:
     """Draws test accuracy, and train and test loss, over the rounds; `rows` as in `metrics.jsonl`. Its best round is
     one that counts in the summary, of a run that evaluates `every` so many rounds.
 
@@ -114,7 +114,7 @@ def staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None
     axes.legend()
 
 
-def _accuracy(axes: "Axes", rows: Sequence[Mapping[str, Any]], every: int) -> None:
+def _accuracy(axes: "Axes", rows: Sequence[dict[str, Any]], every: int) -> None:
     over_rounds(axes, "Test accuracy")
     in_percent(axes.yaxis)
     rounds, values = series(rows, "test/accuracy")
