@@ -16,6 +16,7 @@ from fedlab_runner.algorithms.shared.feature_blocks import reading
 from fedlab_runner.core.algorithm import Algorithm
 from fedlab_runner.core.client_data import ClientData, Streams
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.metric_names import cell_of
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.own_models import OwnModels, models_of
 from fedlab_runner.core.rng import Purpose
@@ -59,11 +60,17 @@ class Piece(NamedTuple):
 
 
 def check_matrix(evaluation: Evaluation, algorithm: Algorithm[Any], fed: Federation) -> None:
-    """Raises ValueError, which begins with the field's name, for a cell without its data or its model."""
+    """Raises ValueError, which begins with the field's name, for a cell without its data or its model. Warns of an
+    objective of the server's model where clients keep a part of theirs at home.
+    """
     for cell in evaluation.cells:
         asked = "matrix has" if cell in evaluation.matrix else "metric is of"
         if (lacking := _lacking(cell, algorithm, fed)) is not None:
             raise ValueError(f"{asked} {cell}, which needs {lacking}")
+    of_server = (cell_of(evaluation.metric) or "server/global").startswith("server/") and not algorithm.decentralized
+    if of_server and fed.home.acts:
+        what = "is of the server's model, in which the part that stays at home never changes"
+        _log.warning("evaluation.metric=%s %s: client/own is of the clients' models", evaluation.metric, what)
 
 
 def _lacking(cell: str, algorithm: Algorithm[Any], fed: Federation) -> str | None:

@@ -339,3 +339,21 @@ def test_a_cell_that_cannot_be_is_one_line_before_training(
     with pytest.raises(UserError) as error:
         run_in(tmp_path, composed("server_data=none", "algorithm=fedavg", *overrides))
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["home=head"], True),
+        (["home=head", "evaluation.metric=server/own_std"], True),
+        (["home=head", "evaluation.metric=client/own"], False),
+        (["home=head", "algorithm=dpsgd"], False),
+        (["home=none"], False),
+    ],
+)
+def test_an_objective_of_a_model_with_a_part_that_never_changes_is_said(
+    overrides: list[str], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = ("algorithm=fedavg", "rounds=0", "server_data=none", "model=logistic", "client_split.test=0.2")
+    run_in(tmp_path, composed(*base, *overrides))
+    assert ("in which the part that stays at home never changes: client/own is of" in caplog.text) == warned
