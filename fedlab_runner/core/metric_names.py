@@ -1,12 +1,14 @@
 """Metric keys that several modules use (prefixes, and the cells of the evaluation matrix), and the units of metrics."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from fedlab_runner.utils.short_number import short_number
 
 COUNT_PREFIX = "late/staleness_count/"  # + staleness: how many updates arrived with that staleness in a round
 TRUE_COSINE_PREFIX = "analysis/true_cosine/"  # + a later round: cosine between the true updates of the two rounds
-FILE_ONLY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # for the run's files alone: W&B would draw too many charts
+_TOO_MANY = (COUNT_PREFIX, TRUE_COSINE_PREFIX)  # metrics of which a service would draw too many charts
 
 # The evaluation matrix: a cell `<model>/<data>` says whose model is tested on whose examples (docs/metrics.md).
 MODELS = ("server", "client", "tuned")
@@ -24,6 +26,11 @@ def cell_of(key: str) -> str | None:
     data, _, statistic = rest.partition("_")
     there = model in MODELS and data in DATA and statistic in (*SPREAD, *WEIGHTED)
     return f"{model}/{data}" if there else None
+
+
+def charted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A round without the metrics that are for the run's files alone."""
+    return {key: value for key, value in row.items() if not key.startswith(_TOO_MANY)}
 
 
 def is_share(key: str) -> bool:

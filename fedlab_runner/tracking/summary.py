@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlab_runner.core.metric_names import FILE_ONLY
+from fedlab_runner.core.metric_names import charted
 from fedlab_runner.tracking.metric_direction import lower_is_better
 
 RULES = ("best_of_last", "mean_of_last", "best", "last")  # values of `evaluation.summary`
@@ -37,8 +37,8 @@ def summarise(
     tail = values[-last:]
     finite = bool(tail) and all(map(math.isfinite, tail))
     best_value, best_round = _best(found, metric)
-    final = _metrics(rows[-1]) if rows else {}
-    at_best = next((_metrics(row) for row in found if row["round"] == best_round), {})
+    final = charted(rows[-1]) if rows else {}
+    at_best = next((charted(row) for row in found if row["round"] == best_round), {})
     at_best.pop("round", None)
     summaries: dict[str, Any] = {
         "best_of_last": _best(found[-last:], metric)[0],
@@ -88,10 +88,6 @@ def standstill(rows: Sequence[Mapping[str, Any]]) -> str | None:
     arrived = sum(row.get("late/arrived", 0) for row in rows)
     why = f", and {arrived:.0f} updates have arrived" if any("late/arrived" in row for row in rows) else ""
     return f"the evaluated model never changed: each evaluation is that of the first model{why}"
-
-
-def _metrics(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not key.startswith(FILE_ONLY)}
 
 
 def _best(rows: Sequence[dict[str, Any]], metric: str) -> tuple[float, int | None]:

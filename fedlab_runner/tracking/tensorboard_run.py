@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.core.metric_names import FILE_ONLY
-from fedlab_runner.tracking.attempts import Attempts, heard, need
+from fedlab_runner.core.metric_names import charted
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import TensorboardLogger
+from fedlab_runner.tracking.service_calls import ServiceCalls, heard, need
 from fedlab_runner.utils import escaping
 from fedlab_runner.utils.files import shell_path, short_path
 
@@ -31,7 +31,7 @@ class TensorboardTracker:
         self._config = config
         self._writer: Any = None
         self._last = 0
-        self._try = Attempts(f"TensorBoard in {short_path(self._folder)}")
+        self._try = ServiceCalls(f"TensorBoard in {short_path(self._folder)}")
         self._hooks = ExitStack()
 
     def start(self, history: Iterable[Row]) -> None:
@@ -66,8 +66,8 @@ class TensorboardTracker:
             self._try(lambda: self._scalars(row), "did not take a round")
 
     def _scalars(self, row: Row) -> None:
-        for key, value in row.items():
-            if key != "round" and not key.startswith(FILE_ONLY):
+        for key, value in charted(row).items():
+            if key != "round":
                 self._writer.add_scalar(key, value, row["round"])
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlab_runner.core.metric_names import FILE_ONLY
-from fedlab_runner.tracking.attempts import Attempts, heard, need
+from fedlab_runner.core.metric_names import charted
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import TrackioLogger
+from fedlab_runner.tracking.service_calls import ServiceCalls, heard, need
 from fedlab_runner.utils.files import shell_path, short_path
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class TrackioTracker:
         self._media: dict[str, Any] = {}
         self._folder = Path(logger.dir).expanduser().absolute()
         self._warnings: list[Warning] = []
-        self._try = Attempts(f"Trackio in {short_path(self._folder)}")
+        self._try = ServiceCalls(f"Trackio in {short_path(self._folder)}")
         self._hooks = contextlib.ExitStack()
 
     def start(self, history: Iterable[Row]) -> None:
@@ -75,7 +75,7 @@ class TrackioTracker:
         """Writes a round, with the tables and pictures since the last round."""
         self._last = row["round"]
         if self._run is not None:
-            numbers = {key: value for key, value in row.items() if key != "round" and not key.startswith(FILE_ONLY)}
+            numbers = {key: value for key, value in charted(row).items() if key != "round"}
             self._send(numbers | self._taken())
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedlab_runner.core.metric_names import FILE_ONLY, is_share
+from fedlab_runner.core.metric_names import charted, is_share
 from fedlab_runner.tracking import wandb_copies, wandb_file
 from fedlab_runner.tracking import wandb_service as service
-from fedlab_runner.tracking.attempts import Attempts
 from fedlab_runner.tracking.jsonl import Row
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import WandbLogger
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.reachability import Reach
+from fedlab_runner.tracking.service_calls import ServiceCalls
 from fedlab_runner.utils.files import shell_path, short_path
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class WandbTracker:
         self._media: dict[str, Any] = {}
         self._media_names: set[str] = set()
         self._defined: set[str] = set()  # the keys whose summary W&B knows
-        self._try = Attempts("W&B", service.line)
+        self._try = ServiceCalls("W&B", service.line)
         self._incomplete = False  # whether the run has warned that W&B lacks some of it
 
     def start(self, history: Iterable[Row]) -> None:
@@ -132,9 +132,7 @@ class WandbTracker:
         if self._run is None or self._last < self._first:
             return
         # NaN becomes null, as in metrics.jsonl: W&B's summary of best values stays NaN after one.
-        numbers = {
-            key: None if value != value else value for key, value in row.items() if not key.startswith(FILE_ONLY)
-        }
+        numbers = {key: None if value != value else value for key, value in charted(row).items()}
         run, media, self._media = self._run, self._media, {}
         for key in (numbers.keys() | media.keys()) - self._defined:
             self._define(run, key)

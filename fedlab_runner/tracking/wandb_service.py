@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
-from fedlab_runner.tracking.attempts import last_line
+from fedlab_runner.tracking.service_calls import last_line
 
 
 def server() -> str:

@@ -19,10 +19,10 @@ import pytest
 from PIL import Image
 
 from fedlab_runner.tracking import trackio_run
-from fedlab_runner.tracking.attempts import Attempts, need
 from fedlab_runner.tracking.label import Label
 from fedlab_runner.tracking.logger import Logger, TensorboardLogger, TrackioLogger
 from fedlab_runner.tracking.recorder import Recorder
+from fedlab_runner.tracking.service_calls import ServiceCalls, need
 from fedlab_runner.tracking.tensorboard_run import TensorboardTracker
 from fedlab_runner.utils.errors import UserError
 
@@ -128,9 +128,9 @@ def test_a_failure_is_told_once_and_does_not_stop_the_run(
     assert caplog.messages == [
         f"Trackio in {tmp_path} could not be started (division by zero): the run's own files are not affected"
     ]
-    attempts = Attempts("A service")
+    call = ServiceCalls("A service")
     for _ in range(2):
-        assert attempts(lambda: [][0], "did not take it") is None
+        assert call(lambda: [][0], "did not take it") is None
     assert len(caplog.messages) == 2
 
 

@@ -43,7 +43,7 @@ def heard(module: ModuleType, hook: str, take: Callable[..., bool]) -> Iterator[
             setattr(module, hook, others)
 
 
-class Attempts:
+class ServiceCalls:
     """Tries calls and warns of the first one that fails. `cause` explains an error in one line."""
 
     def __init__(self, service: str, cause: Callable[[Exception], str] = last_line) -> None:
