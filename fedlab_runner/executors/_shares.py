@@ -23,9 +23,9 @@ class ClientShare(NamedTuple):
     rows: np.ndarray  # [k] of the cohort
     ids: np.ndarray  # [k]
     num_steps: np.ndarray  # [k]
-    start: np.ndarray | None  # [k, D]; None: they start from the round's model
-    own_start: tuple[Columns, list[np.ndarray]] | None  # an `Own`
-    per_client: tuple[np.ndarray, ...]  # each [k, ...]
+    start: np.ndarray | Tensor | None  # [k, D]; None: they start from the round's model
+    own_start: tuple[Columns, list[np.ndarray | Tensor]] | None  # an `Own`
+    per_client: tuple[np.ndarray | Tensor, ...]  # each [k, ...]
     chunks: list[Chunk]  # rows of the share
 
 
@@ -65,11 +65,20 @@ def _share(work: Work, chunks: list[Chunk]) -> ClientShare:
     rows = np.concatenate([chunk.rows for chunk in chunks])
     part, ends = work.select(rows), np.cumsum([len(chunk.rows) for chunk in chunks]).tolist()
     own = [Chunk(np.arange(end - len(p.rows), end), p.frozen_norm) for p, end in zip(chunks, ends, strict=True)]
-    start = part.start.cpu().numpy() if part.start.dim() == 2 else None
+    start = _sent(part.start) if part.start.dim() == 2 else None
     home = part.own_start
-    at_home = None if home is None else (home.columns, [row.cpu().numpy() for row in home.rows])
-    per_client = tuple(t.cpu().numpy() for t in part.per_client)
+    at_home = None if home is None else (home.columns, [_sent(row) for row in home.rows])
+    per_client = tuple(_sent(t) for t in part.per_client)
     return ClientShare(rows, part.ids, part.num_steps, start, at_home, per_client, own)
+
+
+def _sent(tensor: Tensor) -> np.ndarray | Tensor:
+    """An array, which needs no copy on the way, unless NumPy lacks the type."""
+    return tensor.cpu() if tensor.dtype == torch.bfloat16 else tensor.cpu().numpy()
+
+
+def _copied(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    return values.to(device, copy=True) if isinstance(values, Tensor) else torch.tensor(values, device=device)
 
 
 def trained(whole: Work, inner: ChunkedExecutor, share: ClientShare) -> tuple[Tensor, Tensor]:
@@ -80,9 +89,9 @@ def trained(whole: Work, inner: ChunkedExecutor, share: ClientShare) -> tuple[Te
         whole,
         ids=share.ids,
         num_steps=share.num_steps,
-        start=whole.start if share.start is None else torch.tensor(share.start, device=device),
-        own_start=at_home and Own(at_home[0], [torch.tensor(row, device=device) for row in at_home[1]]),
-        per_client=tuple(torch.tensor(t, device=device) for t in share.per_client),
+        start=whole.start if share.start is None else _copied(share.start, device),
+        own_start=at_home and Own(at_home[0], [_copied(row, device) for row in at_home[1]]),
+        per_client=tuple(_copied(t, device) for t in share.per_client),
     )
     y = torch.empty(len(share.ids), family.size, dtype=family.dtype, device=device)
     losses = y.new_zeros(len(share.ids))

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,18 @@ def test_the_masks_of_dropout_do_not_depend_on_the_number_of_gpus(count: int) ->
     for share in divided(inner, work, count):
         for mine, whole in zip(trained(work.select(np.empty(0, np.int64)), inner, share), (y, losses), strict=True):
             torch.testing.assert_close(mine, whole[share.rows], rtol=0, atol=1e-12)
+
+
+def test_tensors_of_a_type_that_numpy_lacks_go_with_their_clients() -> None:
+    work = work_of(federation())
+    starts = torch.randn(len(work.ids), work.family.size).bfloat16()
+    work = replace(work, start=starts, per_client=(starts,))
+    (share,) = divided(LOOP, work, 1)
+    for mine, theirs in ((share.start, work.start), (share.per_client[0], work.per_client[0])):
+        assert isinstance(mine, Tensor) and torch.equal(mine, theirs[share.rows])
+    whole = work.select(np.empty(0, np.int64))
+    y, _ = LOOP.train(work)
+    assert torch.equal(trained(whole, LOOP, share)[0], y[share.rows])
 
 
 def test_what_clients_have_at_home_goes_with_them(shared: Processes) -> None:
