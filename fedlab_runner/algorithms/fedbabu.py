@@ -19,3 +19,6 @@ class FedBABU(AveragingServer):
         x = state.params
         y = cohort.train(x, frozen=cohort.at_home)  # learning rates: alpha for the body, 0 for the head
         return make_update(cohort.family, x, y, self.late_policy)
+
+    def trains_home(self) -> bool:
+        return False

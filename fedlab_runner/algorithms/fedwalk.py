@@ -179,6 +179,9 @@ class FedWalk(Algorithm[FedWalkState]):
         fault: str | None = self.base.home_fault()
         return fault
 
+    def trains_home(self) -> bool:
+        return bool(self.base.trains_home())
+
     def cached(self, state: FedWalkState) -> int:
         return int(self.base.cached(state.base)) + state.head.numel()
 

@@ -75,14 +75,10 @@ class Algorithm(ABC, Generic[State]):
     """
 
     payload_copies: ClassVar[int] = 1
-    """How many values a late update holds until it arrives, in models [D]. 2: the update and a second model or a
-    control variate.
-    """
+    """How many models [D] a late update holds until it arrives. 2: the update and a second model or control variate."""
 
     step_copies: ClassVar[int] = 0
-    """How many more models [D] a client's local step holds than plain SGD's model, gradient and its parts: the gradient
-    of a penalty, a second model that is trained along.
-    """
+    """How many more models [D] a client's local step holds than plain SGD's: a penalty's gradient, a second model."""
 
     @property
     def names_clients(self) -> bool:
@@ -166,6 +162,10 @@ class Algorithm(ABC, Generic[State]):
         """Why no part of a client's model can stay at home (None: any can): the end of `home must be none ..., `."""
         return "which sends no parts of models"
 
+    def trains_home(self) -> bool:
+        """Whether local training changes what stays at home. Otherwise all clients have the first model's values."""
+        return True
+
 
 class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
     """An algorithm with a server: clients start from its model, train, and send updates, some of them late.
@@ -233,8 +233,7 @@ class ServerAlgorithm(Algorithm[State], Generic[State, Upload]):
 
     def server_model(self, state: State) -> Tensor:
         """The model [D] from which the next clients start."""
-        model: Tensor = cast(Any, state).params
-        return model
+        return cast(Tensor, cast(Any, state).params)
 
     def with_server_model(self, state: State, model: Tensor) -> State:
         """The State with another server model [D]."""

@@ -61,14 +61,14 @@ class Piece(NamedTuple):
 
 def check_matrix(evaluation: Evaluation, algorithm: Algorithm[Any], fed: Federation) -> None:
     """Raises ValueError, which begins with the field's name, for a cell without its data or its model. Warns of an
-    objective of the server's model where clients keep a part of theirs at home.
+    objective of the server's model where clients train a part of theirs that stays at home.
     """
     for cell in evaluation.cells:
         asked = "matrix has" if cell in evaluation.matrix else "metric is of"
         if (lacking := _lacking(cell, algorithm, fed)) is not None:
             raise ValueError(f"{asked} {cell}, which needs {lacking}")
     of_server = (cell_of(evaluation.metric) or "server/global").startswith("server/") and not algorithm.decentralized
-    if of_server and fed.home.acts:
+    if of_server and fed.home.acts and algorithm.trains_home():
         what = "is of the server's model, in which the part that stays at home never changes"
         _log.warning("evaluation.metric=%s %s: client/own is of the clients' models", evaluation.metric, what)
 

@@ -348,6 +348,8 @@ def test_a_cell_that_cannot_be_is_one_line_before_training(
         (["home=head", "evaluation.metric=server/own_std"], True),
         (["home=head", "evaluation.metric=client/own"], False),
         (["home=head", "algorithm=dpsgd"], False),
+        (["home=head", "algorithm=fedrep", "model=mlp"], True),
+        (["home=head", "algorithm=fedbabu", "model=mlp"], False),
         (["home=none"], False),
     ],
 )
