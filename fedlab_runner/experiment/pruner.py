@@ -13,7 +13,7 @@ from fedlab_runner.sweep import records
 from fedlab_runner.tracking.jsonl import Row, clean, decode
 from fedlab_runner.tracking.metric_direction import lower_is_better
 from fedlab_runner.tracking.recorder import METRICS
-from fedlab_runner.tracking.summary import summarise
+from fedlab_runner.tracking.summary import evaluations, summarise
 from fedlab_runner.utils import checksummed_json, untrusted
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
@@ -56,7 +56,7 @@ class Pruner:
         if round >= self._rounds or not e.due(round, self._rounds):
             return
         rows = history()
-        reason = self._pruning.verdict(_curve(rows, e.metric), self._others)
+        reason = self._pruning.verdict(self._curve(rows), self._others)
         if reason is None:
             return
         objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])
@@ -74,10 +74,16 @@ class Pruner:
             if folder == self._path.parent or folder in self._known:
                 continue
             if rows := _rows(folder / METRICS):
-                self._known[folder] = _curve(rows, self._evaluation.metric)
+                self._known[folder] = self._curve(rows)
             else:
                 self._changed = None  # it is read again in the next round
         return list(self._known.values())
+
+    def _curve(self, rows: Sequence[Row]) -> Curve:
+        """The evaluations that count, negated for a metric of which smaller values are better."""
+        e = self._evaluation
+        sign = -1 if lower_is_better(e.metric) else 1
+        return {row["round"]: sign * row[e.metric] for row in evaluations(rows, e.metric, e.every, self._rounds)}
 
 
 def read_note(folder: Path) -> Mapping[str, Any]:
@@ -93,9 +99,3 @@ def _rows(path: Path) -> list[Row]:
         return [decode(line) for line in untrusted.lines(path)]
     except (OSError, ValueError):  # removed, or running again
         return []
-
-
-def _curve(rows: Sequence[Row], metric: str) -> Curve:
-    """The evaluations from round 1 on, negated for a metric of which smaller values are better."""
-    sign = -1 if lower_is_better(metric) else 1
-    return {row["round"]: sign * row[metric] for row in rows if row["round"] > 0 and metric in row}

@@ -142,6 +142,17 @@ def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         watch.look(lambda: [{"round": 1, "test/loss": 0.65}], 1)
 
 
+def test_the_last_round_before_a_run_was_made_longer_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
+    evaluation, rows = Evaluation(2, 100, False, [], 1, "test/accuracy", "best", 1, 0, None), [(1, 0.9), (2, 0.55)]
+    with pytest.raises(Pruned):
+        pruner.Pruner(tmp_path, Median(0, 3), evaluation, 4).look(
+            lambda: [{"round": round, "test/accuracy": accuracy} for round, accuracy in rows], 2
+        )
+
+
 def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
     with pytest.raises(Pruned):
