@@ -210,7 +210,7 @@ class JobRecord:
             summary = {key: summary[key] for key in ("metric", "rule") if key in summary} | {"rounds": self._rounds}
             summary |= self._summary_so_far() if status == states.FINISHED and self._reused else {}
         job = self._job(status, objective=objective, error=error, summary=summary, seconds=seconds)
-        if known != job:  # a finished run started again leaves the table as it is
+        if known is None or _text(known) != _text(job):  # a finished run started again leaves the table as it is
             self._write(sweep, job)
         if not refused and (self._output / "config.yaml").is_file():  # the run has begun
             note_sweep(self._output)
@@ -242,8 +242,13 @@ class JobRecord:
         return sweep / "jobs" / f"{digest(sorted(self._overrides))}.json"
 
     def _write(self, sweep: Path, job: Job) -> None:
-        write_text_atomically(self._path(sweep), checksummed_json.text(asdict(job)))
+        write_text_atomically(self._path(sweep), _text(job))
         table.refresh_in_turn(sweep)
+
+
+def _text(job: Job) -> str:
+    """A record's file. Equal jobs have equal texts, also those with NaN, which equals nothing."""
+    return checksummed_json.text(asdict(job))
 
 
 def _value(read: Callable[..., Any], *of: Any) -> Any:

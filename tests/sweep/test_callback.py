@@ -382,10 +382,17 @@ def test_a_search_goes_on_after_an_objective_that_is_not_a_number(end: Callable[
 
 
 def test_a_grid_has_an_objective_that_is_not_a_number(launch: Sweep) -> None:
-    assert launch(lambda cfg: 0.5 if cfg.seed else math.nan, "seed=0,1")[0] == 0
+    def run(cfg: DictConfig) -> float:
+        (Path(HydraConfig.get().runtime.output_dir) / "summary.json").write_text('{"rounds": 3}')
+        return 0.5 if cfg.seed else math.nan
+
+    assert launch(run, "seed=0,1", "rounds=3")[0] == 0
     (row,) = table().values()
     assert (row["seeds"], row["not finite"], row["mean"]) == ("1", "1", "0.5")
-    assert "| (defaults) | 1 | 0.5 |  | 1 not finite |" in (only_folder() / "table.md").read_text()
+    assert "| rounds=3 | 1 | 0.5 |  | 1 not finite |" in (only_folder() / "table.md").read_text()
+    written = records.stamps(only_folder())
+    assert launch(run, "seed=0,1", "rounds=3")[0] == 0
+    assert records.stamps(only_folder()) == written, "the same record is not written again"
 
 
 def test_a_job_that_slurm_has_put_back_into_its_queue_has_not_failed(launch: Sweep) -> None:
