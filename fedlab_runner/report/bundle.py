@@ -64,12 +64,19 @@ class Bundle(NamedTuple):
     personal: int  # files that hold the path of the user's home folder
 
 
-def write(path: Path, folders: Sequence[Path], experiment: str | None = None, targets: Sequence[float] = ()) -> Bundle:
+def write(
+    path: Path,
+    folders: Sequence[Path],
+    experiment: str | None = None,
+    targets: Sequence[float] = (),
+    found: FoundRuns | None = None,
+) -> Bundle:
     """Writes the bundle of the runs in some folders, or of one experiment's runs there; only reads the folders.
+    `found`: the runs in them; None: they are read.
 
     Raises UserError if there are no runs, or if the file cannot be written.
     """
-    found = find(folders)
+    found = found or find(folders)
     groups = build.select(found.runs, experiment)
     runs = _named([run for group in groups for run in group.runs])
     others = states.counted(job.state for job in without_run(folders, found, experiment))

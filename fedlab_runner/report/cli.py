@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from fedlab_runner.core.metric_names import not_a_share
 from fedlab_runner.report import build, bundle, csv_files, figures, latex, markdown, page, svg
-from fedlab_runner.report.folders import find, without_run
+from fedlab_runner.report.folders import FoundRuns, find, without_run
 from fedlab_runner.report.formatting import MAX_DECIMALS
 from fedlab_runner.utils import streams, version
 from fedlab_runner.utils.errors import UserError
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_working_folder()
         if given.interval and not given.latex:
             raise UserError("--interval needs --latex: it is of tables.tex alone")
+        found = find(given.folders)
         index, subtitle = write(
             given.folders,
             given.out,
@@ -64,9 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.interval,
             given.figures,
             given.digits,
+            found,
         )
         more = [*([TABLES, REFERENCES] if given.latex else []), *([FIGURES] if given.figures else [])]
-        bundled = given.bundle and bundle.write(given.bundle, given.folders, given.experiment, given.target)
+        bundled = given.bundle and bundle.write(given.bundle, given.folders, given.experiment, given.target, found)
     except UserError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         return 2
@@ -86,15 +88,17 @@ def write(
     interval: bool = False,
     kind: str | None = None,
     digits: int | None = None,
+    found: FoundRuns | None = None,
 ) -> tuple[Path, str]:
     """Writes index.html, report.md with plots/, and the CSV files into `out`; returns the page's path and subtitle.
 
     `for_latex`: also tables.tex (with 95 % intervals if `interval`) and references.bib. `kind`: also figures/ of this
-    kind. `digits`: the decimals of results; None: by their deviation over seeds.
+    kind. `digits`: the decimals of results; None: by their deviation over seeds. `found`: the runs in the folders;
+    None: they are read.
 
     Raises UserError if there are no runs, if a target is wrong, or if `out` cannot be written.
     """
-    found = find(folders)
+    found = found or find(folders)
     runs = found.runs
     groups = build.select([replace(run, digits=digits) for run in runs], experiment)
     if strange := [each for each in targets if not math.isfinite(each)]:

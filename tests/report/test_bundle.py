@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from fedlab_runner.report import bundle, cli
+from fedlab_runner.report import bundle, cli, folders
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
@@ -87,6 +87,15 @@ def test_the_tables_are_those_of_the_report(outputs: Path, tmp_path: Path) -> No
     files = contents(tmp_path / "b.zip")
     tables = {path.name: path.read_bytes() for path in page.parent.glob("*.csv")}
     assert tables and {name.removeprefix("tables/"): files[name] for name in files if name[:7] == "tables/"} == tables
+
+
+def test_a_command_reads_each_run_once(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the copies in the bundle, which its tables are made of."""
+    read: list[Path] = []
+    real = folders.read_run
+    monkeypatch.setattr(folders, "read_run", lambda folder, *more: [read.append(folder), real(folder, *more)][1])
+    assert cli.main([str(outputs), "--out", str(tmp_path / "out"), "--bundle", str(tmp_path / "b.zip")]) == 0
+    assert sorted(each for each in read if outputs in each.parents) == sorted(outputs.glob("fed*")) and len(read) == 4
 
 
 def test_folders_of_this_machine_are_left_out(
