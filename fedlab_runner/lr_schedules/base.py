@@ -23,6 +23,11 @@ class LRSchedule(ABC):
         """
 
 
+def idle(schedule: LRSchedule, rounds: int) -> bool:
+    """Whether the learning rate is `local.lr` in each of a run's rounds. A single round has no schedule."""
+    return rounds > 1 and all(factor_of(schedule, round) == 1 for round in range(rounds))
+
+
 def factor_of(schedule: LRSchedule, round: int) -> float:
     """The factor of a round. Raises UserError where it breaks the contract of `LRSchedule.factor`."""
     factor = schedule.factor(round)

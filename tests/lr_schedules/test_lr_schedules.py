@@ -5,6 +5,8 @@ import re
 import pytest
 
 from fedlab_runner.config.build import build, conf_dir
+from fedlab_runner.experiment.run import run_in
+from fedlab_runner.lr_schedules.base import idle
 from fedlab_runner.lr_schedules.constant import ConstantLR
 from fedlab_runner.lr_schedules.cosine import CosineLR
 from fedlab_runner.lr_schedules.drop_to import DropToLR
@@ -84,3 +86,23 @@ def test_every_choice_but_constant_changes_the_rate_in_a_run_of_the_default_leng
     config = composed(f"lr_schedule={choice}", small=False)
     schedule = build(config).lr_schedule
     assert (len({schedule.factor(round) for round in range(config.rounds)}) > 1) == (choice != "constant")
+    assert idle(schedule, config.rounds) == (choice == "constant")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "at_first", "of_three"),
+    [
+        (["lr_schedule=step", "lr_schedule.every=2"], True, False),
+        (["lr_schedule=step", "lr_schedule.every=1"], False, False),
+        (["lr_schedule=piecewise"], True, True),
+        (["lr_schedule=piecewise", "lr_schedule.factors=[0.5, 0.1]"], False, False),
+        (["lr_schedule=constant"], False, False),
+    ],
+)
+def test_a_schedule_that_leaves_the_rate_as_it_is_is_said(overrides, at_first, of_three, tmp_path, caplog):
+    for rounds, warned in ((2, at_first), (3, of_three)):  # the second run continues the first one
+        caplog.clear()
+        run_in(tmp_path, composed(f"rounds={rounds}", *overrides))
+        said = f"lr_schedule has no effect in {rounds} rounds: in each of them the rate is local.lr;"
+        assert (said in caplog.text) == warned
+    assert not idle(CosineLR(1, 0.0), 1), "one round has no schedule"
