@@ -1,7 +1,6 @@
 """The headline of a report: the best methods, and missing results."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -15,6 +14,7 @@ from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, interval, mean
 from fedlab_runner.report.tables import best, by_condition, decimals_of, finished, winners
 from fedlab_runner.sweep import states
+from fedlab_runner.sweep.error_kinds import kind
 from fedlab_runner.tracking.ending import NO_EVALUATION
 from fedlab_runner.utils.counting import count_of
 
@@ -22,10 +22,6 @@ MAX_BLOCKS = 6  # blocks of conditions that the headline names
 TITLE_KEYS = 3  # of a block's title
 MAX_TITLE_CHARACTERS = 60  # of a block's names
 MAX_ERROR_CHARACTERS = 300  # of a shown error
-_NUMBER = r"(?<![\w./])(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)(?!\w)"  # in a text
-# In the error of a run, what another run with this error has otherwise: a number, a list of numbers such as
-# `3, 1 and 2 more`, and the plural that a number asks for.
-_OF_ONE_RUN = re.compile(rf"{_NUMBER}(?:, {_NUMBER})*(?: and \d+ more)?|(?<=\w)s\b")
 
 
 def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
@@ -148,17 +144,18 @@ def failures(groups: Sequence[SeedGroup], others: Sequence[NoRun]) -> Section | 
     Errors of two runs that differ only in numbers and in the run's folder are one, and the first is shown.
     """
     failed = [
-        (each.name, _kind(run), str(run.error), each.condition or "all")
+        (each.name, kind(str(run.error), run.folder.name), str(run.error), each.condition or "all")
         for each in groups
         for run in each.runs
         if run.state == states.FAILED
     ]
-    failed += [("\N{EN DASH}", job.error, job.error, job.words) for job in others if job.state == states.FAILED]
+    jobs = [job for job in others if job.state == states.FAILED]
+    failed += [("\N{EN DASH}", kind(job.error, ""), job.error, job.words) for job in jobs]
     if not failed:
         return None
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for name, kind, error, condition in failed:
-        found.setdefault((name, kind), []).append((error, condition))
+    for name, what, error, condition in failed:
+        found.setdefault((name, what), []).append((error, condition))
     rows = []
     for (name, _), those in found.items():
         error, conditions = those[0][0], list(dict.fromkeys(condition for _, condition in those))
@@ -168,8 +165,3 @@ def failures(groups: Sequence[SeedGroup], others: Sequence[NoRun]) -> Section | 
     note = "Of errors that differ only in numbers or in the run's folder, the table has the first."
     table = ReportTable(["method", "error", "condition", "runs"], rows, names=3)
     return Section("What failed", [note] if len({each[:3] for each in failed}) > len(found) else [], [table])
-
-
-def _kind(run: Run) -> str:
-    """The error of a run without the words that hold the name of the run's folder, numbers and plurals."""
-    return _OF_ONE_RUN.sub("", re.sub(rf"\S*{re.escape(run.folder.name)}\S*", "", str(run.error)))

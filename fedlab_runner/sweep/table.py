@@ -12,6 +12,7 @@ from typing import Any
 
 from fedlab_runner.core.metric_names import is_share, shown
 from fedlab_runner.sweep import states
+from fedlab_runner.sweep.error_kinds import kind
 from fedlab_runner.sweep.ranking import best_first, short
 from fedlab_runner.sweep.records import Row, read, size, stamps
 from fedlab_runner.utils import escaping
@@ -142,7 +143,11 @@ def show(folder: Path) -> None:
     rich.print(table)
     if len(rows) > MAX_SHOWN:
         print(f"the best {MAX_SHOWN} of {len(rows)} settings")
-    for reason in list(dict.fromkeys(row.reason for row in rows if row.reason))[:MAX_REASONS]:
+    failed = [each[0] for row in rows if (each := row.of(states.FAILED))]
+    reasons: dict[str, str] = {}
+    for job in failed:
+        reasons.setdefault(kind(str(job.error), job.folder), str(job.error))
+    for reason in list(reasons.values())[:MAX_REASONS]:
         print(f"failed: {visible(reason)}")
     for path in (folder / "table.md", *plot_sweep(folder)):
         print(visible(os.path.relpath(path)))
