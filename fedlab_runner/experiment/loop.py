@@ -30,7 +30,6 @@ from fedlab_runner.experiment.resource_estimate import check_needs, seconds_a_ro
 from fedlab_runner.experiment.resuming import FAILED, STRANGE, check_beginning, understood
 from fedlab_runner.experiment.standstill import foreseen
 from fedlab_runner.lr_schedules.base import LRSchedule, factor_of, idle
-from fedlab_runner.lr_schedules.constant import ConstantLR
 from fedlab_runner.tracking.recorder import Recorder
 from fedlab_runner.utils import attempt, signals
 from fedlab_runner.utils.durations import duration
@@ -127,7 +126,7 @@ class Simulation:
                 written, begun = False, True
                 if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
                     _log.warning("the server's model will not change: %s", reason)
-            if not isinstance(self.lr_schedule, ConstantLR) and idle(self.lr_schedule, self.rounds):
+            if idle(self.lr_schedule, self.rounds):
                 why = "in each of them the rate is local.lr; ask for more rounds or change its keys"
                 _log.warning("lr_schedule has no effect in %d rounds: %s", self.rounds, why)
             attempt.at("time estimate")

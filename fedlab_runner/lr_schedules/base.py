@@ -6,6 +6,7 @@ Each choice is a frozen dataclass in a file of this folder, with conf/lr_schedul
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlab_runner.utils.contract import require
 
@@ -14,18 +15,20 @@ from fedlab_runner.utils.contract import require
 class LRSchedule(ABC):
     """A factor of the clients' learning rate `local.lr` for each round."""
 
+    acts: ClassVar[bool] = True
+    """False: the factor is always 1, by intent."""
+
     @abstractmethod
     def factor(self, round: int) -> float:
         """The finite factor >= 0 for the clients that start in `round`, counted from 0.
 
-        A pure function of the fields and the round. The run calls it once in each round; a resumed run begins with a
-        later round.
+        A pure function of the fields and the round. The run may ask for any round at any time.
         """
 
 
 def idle(schedule: LRSchedule, rounds: int) -> bool:
-    """Whether the learning rate is `local.lr` in each of a run's rounds. A single round has no schedule."""
-    return rounds > 1 and all(factor_of(schedule, round) == 1 for round in range(rounds))
+    """Whether a schedule leaves the learning rate at `local.lr` in each of a run's rounds. A single round has none."""
+    return schedule.acts and rounds > 1 and all(factor_of(schedule, round) == 1 for round in range(rounds))
 
 
 def factor_of(schedule: LRSchedule, round: int) -> float:
