@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fedlab_runner.plots.style import BLUE, GREY, ORANGE, STYLE, in_percent, new_figure, save
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 CLIENTS_FILE = "clients.csv"  # in the run's folder
 # Models that the picture compares with the server's, with their colour and name.
 AGAINST = {"client": (BLUE, "client's own"), "tuned": (ORANGE, "tuned")}
+MAX_POINT = 30  # the area of a point, in square points; many clients have smaller ones
 CAPTION = "A point is a client at the last evaluation; above the line the other model is better than the server's."
 
 
@@ -69,17 +71,18 @@ def plot_clients(path: Path, cells: Mapping[str, Scores], title: str) -> bool:
 def _scatter(axes: "Axes", cells: Mapping[str, Scores], data: str) -> None:
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
     server = cells[f"server/{data}"]
+    size = float(np.clip(MAX_POINT * 100 / max(len(server.ids), 1), 4, MAX_POINT))
     for model, (colour, name) in AGAINST.items():
         if (other := cells.get(f"{model}/{data}")) is None:
             continue
         better = float((other.accuracy > server.accuracy).mean())
         label = f"{name}: better for {100 * better:.0f} %"
-        size = float(np.clip(3000 / max(len(server.ids), 1), 4, 30))
         axes.scatter(server.accuracy, other.accuracy, s=size, alpha=0.5, color=colour, linewidths=0, label=label)
     low = min(float(scores.accuracy.min()) for cell, scores in cells.items() if cell.endswith(f"/{data}"))
     low = math.floor(10 * low) / 10 - 0.02
     axes.set(xlim=(low, 1.02), ylim=(low, 1.02), xlabel="accuracy of the server's model")
-    axes.set(ylabel="accuracy of the other model", title=f"{len(server.ids):,} clients, {data}")
+    axes.set(ylabel="accuracy of the other model", title=f"{count_of(len(server.ids), 'client')}, {data}")
     for axis in (axes.xaxis, axes.yaxis):
         in_percent(axis)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=1, handlelength=1)
+    scale = (MAX_POINT / size) ** 0.5  # the legend has points of one size, however small those of many clients are
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=1, handlelength=1, markerscale=scale)

@@ -125,7 +125,7 @@ def _accuracy(axes: "Axes", rows: Sequence[dict[str, Any]], every: int) -> None:
         best = max(places, key=values.__getitem__)
         label = f"best {100 * values[best]:.2f} % in round {rounds[best]:,}"
         axes.scatter([rounds[best]], [values[best]], s=45, color=ORANGE, zorder=3, label=label)
-        axes.legend(loc="lower right")
+        axes.legend()
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(1.02, high))
 

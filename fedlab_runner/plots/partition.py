@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedlab_runner.plots.style import BLUE, ORANGE, STYLE, heat_colours, new_figure, save
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.escaping import csv_text, label
 from fedlab_runner.utils.files import write_text_atomically
 
@@ -68,7 +69,8 @@ def plot_partition(
     num_classes = _num_classes(labels, class_names)
     counts = class_counts(split, labels, num_classes)
     height = min(8.0, max(3.6, 1.6 + 0.22 * min(num_classes, MAX_NAMED_CLASSES)))
-    caption = f"Examples of each class at each client: {len(counts):,} clients, {counts.sum():,} examples."
+    numbers = f"{count_of(len(counts), 'client')}, {count_of(counts.sum(), 'example')}"
+    caption = f"Examples of each class at each client: {numbers}."
     with context(STYLE):
         figure = new_figure(12, height + 0.2, title, caption)
         left, right = figure.subplots(1, 2, width_ratios=(3.2, 1))
@@ -89,7 +91,8 @@ def _summary(counts: np.ndarray) -> str:
     sizes = counts.sum(1)
     largest = counts.max(1, initial=0)[sizes > 0] / sizes[sizes > 0]
     lines = [
-        f"{len(sizes):,} clients ({(sizes == 0).sum():,} empty), {sizes.sum():,} examples, {counts.shape[1]:,} classes",
+        f"{count_of(len(sizes), 'client')} ({(sizes == 0).sum():,} empty), {count_of(sizes.sum(), 'example')}, "
+        f"{counts.shape[1]:,} classes",
         "",
         "| of a client | min | median | max |",
         "|---|---|---|---|",
@@ -129,7 +132,7 @@ def _heat_map(figure: "Figure", axes: "Axes", counts: np.ndarray, names: list[st
     )
     axes.set(title="Classes of each client", xlabel=across)
     axes.grid(visible=False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     if each_class:
         axes.set_yticks(range(len(names)), [label(name) for name in names])
@@ -156,11 +159,11 @@ def _histogram(axes: "Axes", sizes: np.ndarray) -> None:
     if len(sizes):
         median = float(np.median(sizes))
         axes.axvline(median, color=ORANGE, linestyle="--")
-        title += f", median {median:,.6g}"
+        title += f"\nmedian {median:,.6g}"  # the panel is too narrow for one line
     margin = max(1.0, 0.04 * (high - low))
     axes.set_xlim(low - 0.5 - margin, high + 0.5 + margin)
     axes.set(title=title, xlabel="examples of a client", ylabel="clients")
     axes.grid(axis="x", visible=False)
-    for axis, bins in ((axes.xaxis, 5), (axes.yaxis, 8)):
-        axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    for axis, bins in ((axes.xaxis, 4), (axes.yaxis, 8)):
+        axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter("{x:,.0f}")

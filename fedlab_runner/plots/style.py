@@ -77,7 +77,7 @@ def over_rounds(axes: "Axes", title: str, ylabel: str = "") -> None:
 
 def in_percent(axis: Any) -> None:
     """Makes an axis show shares as percentages."""
-    axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
+    axis.set_major_formatter(lambda share, _: f"{100 * share:.6g} %")
 
 
 def marker(points: int) -> str:

@@ -24,7 +24,6 @@ def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.grid(False)
-        axes.set_aspect("equal")
         if len(linked) > MAX_POINTS:
             # Sampled before colours are given: those of all links are 32 bytes for each pair of clients.
             axes.imshow(linked, cmap="Blues", interpolation="nearest", interpolation_stage="data", vmin=0, vmax=1)
@@ -41,6 +40,9 @@ def plot_topology(path: Path, linked: np.ndarray, title: str) -> None:
             if numbered:
                 for client, (x, y) in enumerate(places):
                     axes.text(x, y, str(client), ha="center", va="center", fontsize=7, color="w", zorder=3)
+            middle = (places.max(0) + places.min(0)) / 2
+            half = 0.55 * (float(np.ptp(places, axis=0).max()) or 2.0)  # a square, although two clients are on a line
+            axes.set(xlim=middle[0] + np.array([-half, half]), ylim=middle[1] + np.array([-half, half]), aspect="equal")
             axes.set_axis_off()
         save(figure, path)
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedlab_runner.utils.counting import count_of
+
 
 def from_edges(num_clients: int, edges: np.ndarray) -> np.ndarray:
     """The adjacency [N, N] with these links, pairs of client ids [m, 2], without links of a client to itself."""
@@ -26,7 +28,7 @@ def describe(linked: np.ndarray) -> str:
     degrees = linked.sum(1)
     least, most = degrees.min(), degrees.max()
     each = f"{least}" if least == most else f"{least} to {most}"
-    return f"{len(linked)} clients, {int(degrees.sum()) // 2} links, {each} at each client"
+    return f"{count_of(len(linked), 'client')}, {count_of(int(degrees.sum()) // 2, 'link')}, {each} at each client"
 
 
 def metropolis(linked: np.ndarray) -> np.ndarray:

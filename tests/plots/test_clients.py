@@ -39,6 +39,17 @@ def test_picture(count: int, tmp_path: Path) -> None:
     assert plot_clients(tmp_path / "clients.png", cells, "a run")
     with Image.open(tmp_path / "clients.png") as picture:
         assert picture.width == round(2 * 4.4 * 150) and len(picture.convert("RGB").getcolors(2**24) or []) > 50
+    assert (">1 client, own<" if count == 1 else ">2,000 clients, own<") in (tmp_path / "clients.svg").read_text()
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+def test_points_of_the_legend_are_of_one_size(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(clients, "save", lambda figure, path: figures.append(figure))
+    some = scores(*np.random.default_rng(0).random(count), ids=tuple(range(count)))
+    plot_clients(tmp_path / "clients.png", {"server/own": some, "client/own": some}, "a run")
+    (handle,) = figures[0].axes[0].get_legend().legend_handles
+    assert handle.get_sizes() == pytest.approx([30])
 
 
 def test_a_client_that_has_nothing_right_is_drawn_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedlab_runner.methods import registry
-from fedlab_runner.plots import style
+from fedlab_runner.plots import curves, style
 from fedlab_runner.plots.curves import plot_curves, plot_staleness, staleness_counts
 from tests.helpers.paths import ROOT
 
@@ -74,6 +74,23 @@ def test_rounds_are_whole_numbers_and_the_colours_are_those_of_methods(tmp_path:
     plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": r / 100} for r in range(101)], "a run", 1)
     assert {">20<", ">40<"} <= {*re.findall(r">[0-9]+<", (tmp_path / "x.svg").read_text())}
     assert {style.BLUE, style.ORANGE, *style.CYCLE} == {light for light, _ in registry._styles()[0].values()}
+
+
+def test_no_two_ticks_of_an_accuracy_are_called_the_same(tmp_path: Path) -> None:
+    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": 0.9999 + r / 1e5} for r in range(11)], "a run", 1)
+    ticks = re.findall(r">([0-9.]+ %)<", (tmp_path / "x.svg").read_text())
+    assert len({*ticks}) == len(ticks) > 2
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_name_of_the_best_round_hides_no_curve(sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(curves, "save", lambda figure, path: figures.append(figure))
+    plot_curves(tmp_path / "x.png", [{"round": r, "test/accuracy": 0.5 + sign * r / 20} for r in range(10)], "", 1)
+    figures[0].draw_without_rendering()
+    (axes,) = figures[0].axes
+    line = axes.lines[0].get_transform().transform_path(axes.lines[0].get_path())
+    assert not line.intersects_bbox(axes.get_legend().get_window_extent(), filled=False)
 
 
 def test_staleness(tmp_path: Path) -> None:

@@ -63,7 +63,11 @@ def test_picture(num_clients, num_classes, tmp_path):
     owner = rng.permutation(np.arange(3000) % max(1, num_clients))
     split = [np.flatnonzero(owner == client) for client in range(num_clients)]
     plot_partition(tmp_path / "plots/partition.png", split, labels, [f"class {c}" for c in range(num_classes)], "toy")
-    assert ">Examples of each class at each client: " in (tmp_path / "plots/partition.svg").read_text()
+    drawn = (tmp_path / "plots/partition.svg").read_text()
+    words = "1 client" if num_clients == 1 else f"{num_clients:,} clients"
+    assert f">Examples of each class at each client: {words}, " in drawn
+    assert "\N{MINUS SIGN}0" not in drawn, "no parts of a client"
+    assert ">Sizes of clients<" in drawn, "the median is on a line of its own, as the panel is narrow"
     with Image.open(tmp_path / "plots/partition.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
     assert picture.width == 1800

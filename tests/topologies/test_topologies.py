@@ -69,6 +69,7 @@ def test_degrees() -> None:
     for degree, n in ((2, 9), (3, 10), (4, 11), (5, 50), (9, 10), (8, 10), (48, 50)):
         assert set(draw(RandomRegular(degree), n).sum(1)) == {degree}
     assert not np.array_equal(draw(RandomRegular(4), 20), draw(RandomRegular(4), 20, seed=1))
+    assert describe(draw(Ring(), 2)) == "2 clients, 1 link, 1 at each client"
     assert describe(draw(Star(0), 5)) == "5 clients, 4 links, 1 to 4 at each client"
 
 
@@ -96,6 +97,8 @@ def test_every_topology_can_be_drawn(tmp_path: Path, n: int) -> None:
     plot_topology(tmp_path / "plots/topology.png", draw(Ring(), n), "a run")
     with Image.open(tmp_path / "plots/topology.png") as drawn:
         assert drawn.size == (900, 900) and np.asarray(drawn.convert("L")).std() > 1
+        blue = (np.asarray(drawn.convert("RGB")) == (0x00, 0x72, 0xB2)).all(-1)
+    assert n > 40 or blue.any(0).sum() > 20, "whole points, although all are on one line"
 
 
 def test_the_picture_of_many_clients_holds_few_bytes_for_each_pair_of_them(tmp_path: Path) -> None:
