@@ -20,6 +20,8 @@ METHODS, REFERENCES = "methods.yaml", "references.bib"
 # Keys of an entry in methods.yaml.
 ENTRY_KEYS = ("name", "colour", "dash", "marker", "cite", "around", "variants", "when")
 MARKERS = "os^DvPX*<>ph"  # filled markers of matplotlib
+BLACK, WHITE = 0, 255  # the grey of a dark and of a light page, and of their opposites
+NEAR = 80  # of 255: a grey as near to the opposite of the page has no room for shades on that side
 PLAIN = ("none", "null", "", "mean")  # choices that a name need not mention
 _OWN = Path(__file__).parent  # the folder of this package's own entries
 _folders: list[Path] = []
@@ -99,7 +101,7 @@ def tell_apart(methods: Sequence[Method]) -> list[Line]:
             own, share = methods[i].line, n / len(places)
             dash = dashes[(dashes.index(own.dash) + n) % 4] if own.dash in dashes[:4] else dashes[n % 4]
             marker = MARKERS[(MARKERS.find(own.marker) + n) % len(MARKERS)]
-            lines[i] = Line(_shade(own.colour, share), _shade(own.dark, share), dash, marker)
+            lines[i] = Line(_shade(own.colour, share, WHITE), _shade(own.dark, share, BLACK), dash, marker)
     return lines
 
 
@@ -166,12 +168,13 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _shade(colour: str, share: float) -> str:
-    """A colour mixed with up to 70 % of white; a light colour is mixed with black."""
+def _shade(colour: str, share: float, page: int) -> str:
+    """A colour mixed with up to 70 % of the page's opposite, or of a page from whose opposite it hardly differs."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    light = 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] > 128
-    mixed = [round(part + 0.7 * share * ((0 if light else 255) - part)) for part in parts]
-    return "#" + "".join(f"{part:02X}" for part in mixed)
+    opposite = WHITE - page
+    grey = 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2]
+    towards = opposite if abs(grey - opposite) > NEAR else page
+    return "#" + "".join(f"{round(part + 0.7 * share * (towards - part)):02X}" for part in parts)
 
 
 @cache

@@ -219,6 +219,13 @@ def test_settings_of_one_method_in_a_picture_have_different_lines() -> None:
     assert tell_apart(some[5:6]) == [some[5].line]
 
 
+@pytest.mark.parametrize("colour", registry._styles()[0])
+def test_no_shade_of_a_method_is_lost_on_the_page(colour: str) -> None:
+    own = registry._made({"name": "x", "colour": colour, "dash": "solid", "marker": "o"})
+    for line in tell_apart([own] * 10):
+        assert contrast(line.colour, "#FFFFFF") > 1.9 and contrast(line.dark, "#16181D") > 1.9
+
+
 def add(folder: Path, text: str | None) -> None:
     if text is not None:
         (folder / registry.METHODS).write_text(text)
