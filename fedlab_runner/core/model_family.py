@@ -245,9 +245,15 @@ class ModelFamily:
     def evaluate(
         self, params: Tensor, buffers: Tensor, inputs: Tensor, instead: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name."""
+        """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name. The module's
+        mode is afterwards as it was: a loss may call this in the middle of a step.
+        """
+        mode = self._mode
         self.mode(False)
-        return self.forward(self.views(params) | self.buffer_views(buffers) | (instead or {}), inputs)
+        logits = self.forward(self.views(params) | self.buffer_views(buffers) | (instead or {}), inputs)
+        if mode is not None:
+            self.mode(mode[0], frozen_norm=mode[1])
+        return logits
 
     def bad_statistics(self, buffers: Tensor) -> Tensor:
         """Which rows of buffers [K, B] have a value that is not finite or a running variance below zero: [K] bool."""

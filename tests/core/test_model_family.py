@@ -41,6 +41,20 @@ def test_predictions_are_the_modules() -> None:
     torch.testing.assert_close(family.predict(family.vector(module), inputs), module.eval()(inputs))
 
 
+@pytest.mark.parametrize("frozen_norm", [False, True])
+def test_an_evaluation_in_the_middle_of_training_leaves_the_mode(frozen_norm: bool) -> None:
+    family = model_family(normed)
+    w, inputs = family.init(0), torch.randn(9, FEATURES, dtype=torch.float64)
+    params, buffers = w[: family.num_params], w[family.num_params :]
+    family.mode(True, frozen_norm=frozen_norm)
+    modes = [module.training for module in family.module.modules()]
+    teacher = family.evaluate(params, buffers, inputs)
+    torch.testing.assert_close(teacher, family.predict(w, inputs))
+    family.mode(True, frozen_norm=frozen_norm)  # `predict` left evaluation mode
+    family.evaluate(params, buffers, inputs)
+    assert [module.training for module in family.module.modules()] == modes
+
+
 def test_statistics_that_no_minibatch_gives_are_found() -> None:
     family = model_family(normed)
     good = family.init(0)[family.num_params :].repeat(5, 1)
