@@ -37,7 +37,7 @@ from fedlab_runner.sweep.records import GRID, TOTAL, Job, read, read_job, read_j
 from fedlab_runner.tracking.jsonl import clean, decode
 from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.tracking.summary import summarise
-from fedlab_runner.utils import checksummed_json, streams, untrusted
+from fedlab_runner.utils import checksummed_json, signals, streams, untrusted
 from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.files import write_text_atomically
@@ -100,6 +100,8 @@ class SweepCallback(Callback):
         shared_by = str(jobs_at_once(config.hydra.launcher))
         threads = os.environ.get(THREADS, "")
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by, THREADS_OF_SWEEP: threads})
+        if config.hydra.launcher["_target_"].endswith("submitit_launcher.LocalLauncher"):
+            signals.keep_from_children()  # submitit's end with a traceback each, and kill a run within a second
         if "optuna" in config.hydra.sweeper["_target_"]:
             _quiet_optuna()
         shown = os.path.relpath(folder / "table.md")

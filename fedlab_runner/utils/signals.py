@@ -25,6 +25,14 @@ def end_silently() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def keep_from_children() -> None:
+    """The processes that this thread starts from now on, and theirs, get no Ctrl-C before they are within `raised`:
+    they inherit the signals that the thread blocks. This process gets it in another thread.
+    """
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
 @contextmanager
 def raised() -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second signal ends the process at once.
@@ -60,6 +68,7 @@ def raised() -> Iterator[None]:
 
     for number in before:
         signal.signal(number, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # the process that started this one may have left it blocked
     show = sys.unraisablehook
     if before:
         sys.unraisablehook = hook

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -848,3 +849,16 @@ def test_a_job_on_slurm_may_be_put_back() -> None:
         launcher = compose("train", ["hydra/launcher=slurm"], return_hydra_config=True).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher") and launcher.additional_parameters.requeue is True
     assert launcher.max_num_timeout > 0 and launcher.signal_delay_s < 60 * launcher.timeout_min
+
+
+def test_a_local_launcher_gets_no_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
+    kept: list[str] = []
+    monkeypatch.setattr(callback.signals, "keep_from_children", lambda: kept.append("kept"))
+    monkeypatch.chdir(tmp_path)
+    build.register_resolvers()
+    with initialize_config_dir(str(build.conf_dir()), version_base="1.3"), mock.patch.dict(os.environ):
+        for launcher in ("local", "basic"):
+            cfg = compose("train", [f"hydra/launcher={launcher}"], return_hydra_config=True)
+            callback.SweepCallback().on_multirun_start(cfg)
+    assert kept == ["kept"]

@@ -1,6 +1,7 @@
 """Signals: where Python or a library would lose the exception, it is raised a moment later."""
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,26 @@ with signals.raised():
     except BaseException:
         print("swallowed")
     print(stopped_while_imported.whole)
+"""
+
+
+# A command with two processes: one that knows nothing of signals, and a run. Each says how it has ended.
+WITH_CHILDREN = """
+import subprocess, sys, time
+from fedlab_runner.utils import signals
+RUN = "from fedlab_runner.utils.signals import *\\nwith raised():\\n print(flush=True); signal.pause()"
+try:
+    with signals.raised():
+        signals.keep_from_children()
+        other = subprocess.Popen(["sleep", "60"])
+        run = subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        run.stdout.readline()
+        print(flush=True)
+        while True:
+            time.sleep(0.05)
+except signals.Interrupted as stopped:
+    print(stopped, run.communicate()[1].splitlines()[-1], other.poll(), sep=", ")
+    other.kill()
 """
 
 
@@ -75,3 +96,14 @@ def test_a_command_that_starts_or_ends_prints_no_traceback(moment: str, tmp_path
     code += "from fedlab_runner.__main__ import command; command()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert ended.returncode == -signal.SIGINT and ended.stderr == "", ended
+
+
+def test_ctrl_c_reaches_the_command_and_its_runs_but_nothing_between_them() -> None:
+    """A terminal sends it to all of them. A launcher's process would end with a traceback, and its run with it."""
+    start = [sys.executable, "-c", WITH_CHILDREN]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True, start_new_session=True) as command:
+        assert command.stdout is not None
+        command.stdout.readline()
+        os.killpg(command.pid, signal.SIGINT)
+        *_, line = command.stdout.read().splitlines()
+    assert line == "stopped by Ctrl-C, fedlab_runner.utils.errors.Interrupted: stopped by Ctrl-C, None"
