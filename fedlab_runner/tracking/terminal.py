@@ -33,7 +33,7 @@ SHOWN_METRICS = (
     ("test/accuracy", "accuracy", "{:.2%}"),
     ("late/in_flight", "in flight", "{:.0f}"),
     (LATE_KEY, "late", "{:.0f}"),
-    ("train/loss", "loss", "{:.3g}"),
+    ("train/loss", "loss", "{:.4g}"),
 )
 LOG_SECONDS, SWEEP_LOG_SECONDS = 5.0, 60.0  # the shortest time between two log lines; in a sweep
 ECHO = 3  # columns for ^C and the cursor behind it
