@@ -224,8 +224,8 @@ def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | 
 def _costs(groups: Sequence[SeedGroup]) -> Section:
     note = (
         "Sums over the rounds, means over the finished seeds; if no seed is finished, over the recorded rounds. 1 MB "
-        "is 10^6 bytes; a multiplication and an addition are two operations. Clients: matrix products, convolutions "
-        "and attention in local training. Server: also the sums over the arriving updates."
+        "is a million bytes; a multiplication and an addition are two operations. Clients: matrix products, "
+        "convolutions and attention in local training. Server: also the sums over the arriving updates."
     )
     return Section("What it cost", [note], [tables.costs(each) for each in tables.by_condition(groups).values()])
 

@@ -97,7 +97,8 @@ def _is_interpolation(value: str | None) -> bool:
 
 
 def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
-    """The groups in blocks of comparable conditions, each block named by the keys that its conditions share.
+    """The groups in blocks of comparable conditions, each block named by the keys that its conditions share,
+    those first that tell it from most other blocks.
 
     Two conditions are comparable if they have the same metric and rule, and if at least half of the methods run under
     either were run under both. A block names its groups again, because fewer keys distinguish them.
@@ -123,7 +124,18 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
             if is_condition(key) and all(each.setting.get(key) == first.get(key) for each in block)
         ]
         keys.sort(key=lambda key: (CONDITIONS.index(key.partition(".")[0]), key.count(".")))
-        found.append((label(first, keys), group(run for each in block for run in each.runs)))
+        others = [each[0].setting for each in ranked if each is not block]
+        found.append((label(first, _telling(keys, first, others)), group(run for each in block for run in each.runs)))
+    return found
+
+
+def _telling(keys: Sequence[str], one: Setting, others: Sequence[Setting]) -> list[str]:
+    """The keys in an order in which the first few tell a setting from the others; the given order, where it does so."""
+    left, rest, found = list(others), list(keys), []
+    while rest:
+        found.append(next_key := max(rest, key=lambda key: sum(each.get(key) != one[key] for each in left)))
+        rest.remove(next_key)
+        left = [each for each in left if each.get(next_key) == one[next_key]]
     return found
 
 

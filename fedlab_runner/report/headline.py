@@ -108,7 +108,7 @@ def _ahead(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) -> SeedGroup 
 
 
 def short_title(title: str) -> str:
-    """The first keys of a block's title, those of its data and model."""
+    """The first keys of a block's title, which tell it from most others."""
     words = title.split(" ")
     return " ".join(words[:TITLE_KEYS]) + (" …" if len(words) > TITLE_KEYS else "")
 
@@ -128,7 +128,8 @@ def headline(
     if len(blocks) == 1:
         said = [each[0].upper() + each[1:] for each in said]
     if len(blocks) > MAX_BLOCKS:
-        said.append(f"{len(blocks) - MAX_BLOCKS} more blocks of conditions are below.")
+        more = len(blocks) - MAX_BLOCKS
+        said.append(f"{count_of(more, 'more block')} of conditions {'is' if more == 1 else 'are'} below.")
     known = [*(run.state for run in runs), *(job.state for job in others)]
     missing = states.counted(known, not_finite(group for _, groups in blocks for group in groups))
     if missing:

@@ -268,6 +268,20 @@ def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.See
     assert titles.count(("Comparison", 3)) == 2 and ("Runs, commits and commands", 2) in titles
 
 
+def test_no_two_blocks_have_one_title() -> None:
+    """Two that differ in the last of four keys too: a title has three."""
+    keys = ("num_clients", "rounds", "train_fraction", "label_noise")
+    values = [(50, 5, 0.5, 0.1), (50, 5, 0.5, 0.2), (60, 5, 0.5, 0.1), (50, 6, 0.5, 0.1), (50, 5, 0.6, 0.1)]
+    values += [(70, 7, 0.7, 0.7), (80, 8, 0.8, 0.8)]
+    names = ("fedavg", "fedprox", "scaffold", "fednova", "feddyn", "dfml", "fml")
+    configs = [dict(zip(keys, each, strict=True)) for each in values]
+    runs = [run(name, "none", 0, 0.4, **config) for name, config in zip(names, configs, strict=True)]
+    blocks = grouping.blocks(grouping.group(runs))
+    titles = [headline.block_title(title, members) for title, members in blocks]
+    assert len({*titles}) == len(titles) == len(runs), titles
+    assert "1 more block of conditions is below." in headline.headline(blocks, runs, [])
+
+
 # Numbers and axes.
 
 
