@@ -216,6 +216,8 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert "fedlab -m algorithm=fedavg,fedbuff seed=0,1" in ended.stdout
     assert "partition: assigned_blocks, dirichlet, " in ended.stdout and "paper" not in ended.stdout
+    head = ended.stdout.partition("== Configuration groups ==")[0]
+    assert max(map(len, head.splitlines())) <= 80, "a terminal's width"
 
 
 # One clear line.
