@@ -169,12 +169,12 @@ def _key(name: str) -> str:
 
 
 def _shade(colour: str, share: float, page: int) -> str:
-    """A colour mixed with up to 70 % of the page's opposite, or of a page from whose opposite it hardly differs."""
+    """A colour mixed with up to half of the page's opposite, or of a page from whose opposite it hardly differs."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     opposite = WHITE - page
     grey = 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2]
     towards = opposite if abs(grey - opposite) > NEAR else page
-    return "#" + "".join(f"{round(part + 0.7 * share * (towards - part)):02X}" for part in parts)
+    return "#" + "".join(f"{round(part + 0.5 * share * (towards - part)):02X}" for part in parts)
 
 
 @cache
