@@ -4,6 +4,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterator
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.report.content import Chart, Entry, Panel, Report
@@ -16,7 +17,8 @@ KINDS = ("pdf", "svg")  # file formats of panels
 WIDTHS = {"column": 3.3, "text": 6.75}  # inches
 HEIGHTS = {"column": 2.1, "text": 2.6}  # inches, by the width's name
 POINTS = 8  # the size of text
-LEGEND_COLUMNS = 4  # columns of a legend
+CHARACTERS_PER_INCH = 13  # of an axis of a panel with the name of the other axis beside it
+LEGEND_COLUMNS = 4  # columns of a legend, at most
 STYLE: dict[str, Any] = {  # matplotlib's settings
     "font.size": POINTS,
     "axes.titlesize": POINTS,
@@ -72,7 +74,11 @@ def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:
             axes.plot([0, 1], [0, 1], transform=axes.transAxes, color="#9ca3af", linewidth=0.6)
         if panel.x_log:
             axes.set_xscale("log")
-        axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=label(panel.x_label), ylabel=label(panel.y_label))
+        across, up = (
+            fill(label(words), int(CHARACTERS_PER_INCH * inches))
+            for words, inches in ((panel.x_label, WIDTHS[width]), (panel.y_label, HEIGHTS[width]))
+        )
+        axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=across, ylabel=up)
         if panel.x_whole:
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         return _saved(figure, kind)
@@ -87,12 +93,12 @@ def _legend(chart: Chart, kind: str) -> bytes:
         return Line2D([], [], **_style(entry.line, 1))
 
     with context(STYLE):
-        rows = math.ceil(len(chart.legend) / LEGEND_COLUMNS)
-        figure = Figure(figsize=(WIDTHS["text"], 0.2 * rows + 0.1))
-        names = [label(entry.name) for entry in chart.legend]
-        figure.legend(
-            [handle(entry) for entry in chart.legend], names, loc="center", ncols=LEGEND_COLUMNS, handlelength=2.6
-        )
+        handles, names = [handle(each) for each in chart.legend], [label(each.name) for each in chart.legend]
+        for columns in range(LEGEND_COLUMNS, 0, -1):
+            figure = Figure(figsize=(WIDTHS["text"], 0.2 * math.ceil(len(names) / columns) + 0.1))
+            legend = figure.legend(handles, names, loc="center", ncols=columns, handlelength=2.6)
+            if legend.get_window_extent().width <= figure.bbox.width:
+                break
         return _saved(figure, kind)
 
 

@@ -633,3 +633,16 @@ def test_figures_are_single_panels_with_real_text_and_a_legend(whole: Report) ->
         assert set(re.findall(r"font-size: ([\d.]+)px", text)) == {"8"}, "points, in the unit of the file"
     assert "Feddle" in found[f"{stem}-legend.svg"].decode()
     assert dict(figures.files(one, "svg")) == found
+
+
+def test_no_name_of_a_figure_is_cut_off(whole: Report) -> None:
+    chart = next(each for section in whole.sections for each in section.charts if isinstance(each, Chart))
+    names = [f"SCAFFOLD local.lr={i}e-5 (2 seeds)" for i in range(5)]
+    legend = [chart.legend[0]._replace(name=name) for name in names]
+    axis = "seconds of rounds so far, on the machine of each run"
+    panel = replace(chart.panels[0], series=[], x_label=axis)
+    one = Report("", "", [], [Section("", [], charts=[replace(chart, legend=legend, panels=[panel])])])
+    column, wide, drawn = (text.decode() for text in dict(figures.files(one, "svg")).values())
+    assert axis in wide and "seconds of rounds so far, on the machine<" in column, "two lines"
+    places = [float(x) for x in re.findall(r'<text [^>]*x="([\d.-]+)"', drawn)]
+    assert len(places) == 5 and 30 < min(places) and max(places) < 72 * 6.75 - 4 * len(names[0]), "points"
