@@ -2,50 +2,101 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import grad
 
-from fedlab_runner.core.additions import parted
+from fedlab_runner.core.additions import parted, side_by_side
 from fedlab_runner.core.global_rng import kept_globals, own_generators
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
-from fedlab_runner.core.network_state import differ, reason
-from fedlab_runner.core.work import Work
+from fedlab_runner.core.network_state import differ, is_same, reason
+from fedlab_runner.core.network_trial import MAX_STEP_FLOPS
+from fedlab_runner.core.work import Objective, Work, gradient_of
 from fedlab_runner.utils.contract import in_words
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.overwriting import unchanged
+from fedlab_runner.utils.overwriting import Overwritten, unchanged
 
 NEAR = 0.01  # a model that starts at zero gives every class the same loss: so far from it are the parameters tried
 TOLERANCE = 1e-4  # relative to a loss
 # Decimal exponents of the first and the last value that is tried: a bound between them acts on a norm of all values,
 # and on the norms of some tensors alone.
 SPREAD = 3, -3
+_OWN = "its rows of per_client or into common"  # what no function may write into
 RIGHT = 'batch.mean(losses) of losses [b], such as F.cross_entropy(..., reduction="none")'  # what a loss gives
-_tried: WeakKeyDictionary[ModelFamily, set[Any]] = WeakKeyDictionary()  # the functions, by their kind and code
+# The functions, by their kind and code; and all functions of a work, with why clients cannot take its steps side by
+# side (None: they can).
+_tried: WeakKeyDictionary[ModelFamily, dict[Any, str | None]] = WeakKeyDictionary()
 
 
 def try_additions(work: Work) -> None:
     """Tries each function of the work for the first client that takes a step: once with a model family, also if each
-    round makes another closure. A trial leaves the model, the tensors and all generators as they were.
+    round makes another closure. A trial leaves the model, the tensors and all generators as they were. Then it takes a
+    step of two models side by side, whose failure `obstacle` tells.
 
     Raises UserError where a function gives something else than `Cohort.train` says, where examples that do not count
     change the loss, where a correction or penalty is not value by value, and Overwritten where a function writes into
     its tensors.
     """
-    tried = _tried.setdefault(work.family, set())
-    for name, trial in _TRIALS.items():
-        if (function := getattr(work, name)) is None:
-            continue
-        key = name, getattr(function, "__code__", type(function))
-        if key not in tried and work.num_steps.any():
-            one = work.select(np.flatnonzero(work.num_steps)[:1])  # with copies of its rows
-            one = replace(one, common=tuple(value.clone() for value in work.common))
-            with unchanged(_name(function), "its rows of per_client or into common", (one.per_client, one.common)):
-                trial(one)
-            tried.add(key)
+    tried, functions = _tried.setdefault(work.family, {}), _functions(work)
+    if not functions or functions in tried or not work.num_steps.any():
+        return
+    first = np.flatnonzero(work.num_steps)[:1]
+    given, one = work.select(first), work.select(first)  # with copies of its rows
+    one = replace(one, common=tuple(value.clone() for value in work.common))
+    for key in functions:
+        if key not in tried:
+            function = getattr(work, key[0])
+            with unchanged(_name(function), _OWN, (one.per_client, one.common)):
+                _TRIALS[key[0]](one)
+            if not all(map(is_same, (*one.per_client, *one.common), (*given.per_client, *given.common))):
+                raise Overwritten(
+                    f"{_name(function)} writes into {_OWN}, as batch norm in training mode does: ask another model by "
+                    "model.family.evaluate(params, buffers, inputs)"
+                )
+            tried[key] = None
+    tried[functions] = _side_by_side(one)
+
+
+def obstacle(work: Work) -> str | None:
+    """Why clients cannot take the steps of a work side by side, in a few words; None if nothing is known that hinders
+    them.
+    """
+    return work.family.alone or _tried.get(work.family, {}).get(_functions(work))
+
+
+def _functions(work: Work) -> tuple[tuple[str, Any], ...]:
+    """The functions of a work, by their kind and code."""
+    functions = ((name, getattr(work, name)) for name in _TRIALS)
+    return tuple((name, getattr(each, "__code__", type(each))) for name, each in functions if each is not None)
+
+
+def _side_by_side(one: Work) -> str | None:
+    """Takes a step of the client's model and of its twin under vmap. Says why it fails, or None."""
+    family, twins = one.family, np.zeros(2, np.int64)
+    index = one.plan(twins).indices[:, 0]
+    if one.per_step is None:  # else its tensors may have a row for each example
+        index = index[:, :3]
+    batch = family.batch(*one.client_data.minibatch(index), torch.ones(index.shape).to(one.start))
+    if family.flops(batch.inputs[0]).step > MAX_STEP_FLOPS:
+        return None
+    every = partial(side_by_side, common=len(one.common))
+    functional = every(one.followed(one.gradient(partial(grad, has_aux=True))))
+    plain = one.followed(gradient_of(every(one.objective())), every)
+    params, buffers = one.start_of(twins)
+    family.mode(True)
+    try:
+        for step in (functional, plain):  # executors take one or the other
+            with kept_globals(), own_generators(family.device, 0):
+                step(params, buffers, *batch[:3], *one.own(twins, 0), *one.common)
+    except Exception as error:
+        names = ", ".join(_name(getattr(one, name)) for name, _ in _functions(one))
+        return f"{names}: {reason(error)}"
+    return None
 
 
 def _try_loss(one: Work) -> None:
@@ -67,15 +118,25 @@ def _try_loss(one: Work) -> None:
     objective = replace(one, loss=checked).objective(penalized=False)
     own = (*(() if one.offsets is None else one.offsets), *_own(one))
 
-    def value(examples: Tensor, shift: int) -> Tensor:
+    def tried(examples: Tensor, shift: int, objective: Objective = objective) -> tuple[Tensor, Tensor]:
+        """The loss, and the change [B] of the buffers."""
         inputs, targets = one.client_data.minibatch(examples)
         targets = torch.where(mask > 0, targets, (targets + shift) % family.num_classes)
         with kept_globals(), own_generators(family.device, 0):
             near = (params + NEAR * torch.randn_like(params)).requires_grad_()
             batch = family.batch(inputs, targets, mask)
-            return objective(near, buffers.clone(), *batch[:3], *own)[0].detach()
+            value, (_, after) = objective(near, buffers.clone(), *batch[:3], *own)
+            return value.detach(), after.detach() - buffers
 
-    first, second = value(index, 0), value(index[:1].expand_as(index), 1)
+    first, change = tried(index, 0)
+    second, _ = tried(index[:1].expand_as(index), 1)
+    if family.writes_buffers and not bool(change.any()):
+        plain = replace(one, loss=None).objective(penalized=False)
+        if bool(tried(index, 0, plain)[1].any()):
+            raise UserError(
+                f"{_name(loss)} must call its model(batch.inputs), which moves batch norm's statistics: a step leaves "
+                "them as they are"
+            )
     # A family that mixes examples has no filled minibatches.
     if not family.mixes and bool((first - second).abs() > TOLERANCE * first.abs()):
         raise UserError(

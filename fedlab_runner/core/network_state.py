@@ -56,7 +56,7 @@ def differ(found: Tensor, expected: Tensor) -> bool:
     return not torch.allclose(found.to(expected.dtype), expected, rtol=0, atol=near, equal_nan=True)
 
 
-def _is_same(found: Tensor, expected: Tensor) -> bool:
+def is_same(found: Tensor, expected: Tensor) -> bool:
     """Whether two values are equal, NaN in the same places too."""
     return torch.equal(found, expected) or (
         found.shape == expected.shape and bool(((found == expected) | (found.isnan() & expected.isnan())).all())
@@ -72,7 +72,7 @@ def check_unheld(family: ModelFamily, before: dict[str, Tensor]) -> None:
     """Raises ValueError if what no vector holds is not as `before`."""
     now = named_values(family.module)
     for name, value in before.items():
-        if name not in now or not _is_same(now[name], value):
+        if name not in now or not is_same(now[name], value):
             raise ValueError(
                 f"the model changes {name}, which no model's vector holds, in forward() or train(), so that all "
                 "clients would share it: keep what changes in a float buffer, and merge no weights in train()"

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.additions_trial import obstacle
 from fedlab_runner.core.executor import Executor, OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
@@ -179,4 +180,4 @@ class _Choosing(SingleProcessExecutor):
             found = fastest(work, fitting(work, compile=self._settings.compile), rounds)
             if found is not None:
                 return found
-        return REFERENCE if work.family.draws or work.family.alone else SIDE_BY_SIDE
+        return REFERENCE if work.family.draws or obstacle(work) else SIDE_BY_SIDE

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedlab_runner.core.additions import lasts, side_by_side
+from fedlab_runner.core.additions_trial import obstacle
 from fedlab_runner.core.aligned import room_for_rows
 from fedlab_runner.core.executor import OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
@@ -43,8 +44,7 @@ class Vectorized(ChunkedExecutor):
         at_least(1, chunk_size=self.chunk_size)
 
     def check(self, family: ModelFamily) -> None:
-        if family.alone:
-            raise UserError(f"models of this kind cannot train side by side ({family.alone}): take executor=loop")
+        _refuse(family.alone)
 
     def parallel(self, clients: int) -> Parallel:
         side = min(self.chunk_size or clients, clients)
@@ -52,6 +52,7 @@ class Vectorized(ChunkedExecutor):
         return Parallel(side, 2 * side, apart)  # vmap keeps activations and their gradients until the step ends
 
     def chunks(self, work: Work) -> list[Chunk]:
+        _refuse(obstacle(work))
         return [
             Chunk(chunk, frozen)
             for frozen, rows in work.groups()
@@ -115,6 +116,12 @@ class Vectorized(ChunkedExecutor):
             return kept_graph(work.notes, _GRAPH, step)
         how = work.frozen, work.offsets is None, work.local.clip_norm, len(work.common), work.family.active_part
         return kept_graph(work.family.compiled, ("side by side", *added, *how), step)
+
+
+def _refuse(obstacle: str | None) -> None:
+    """Raises UserError for what hinders models from training side by side."""
+    if obstacle:
+        raise UserError(f"models of this kind cannot train side by side ({obstacle}): take executor=loop")
 
 
 def _filled(rows: Tensor, size: int) -> Tensor:

@@ -17,6 +17,9 @@ from fedlab_runner.core.additions import Proximal, Pull
 from fedlab_runner.core.additions_trial import try_additions
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.work import Work
+from fedlab_runner.executors._autotune.ways import fitting
+from fedlab_runner.executors.loop import Loop
+from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.overwriting import Overwritten
 from tests.helpers.toy import CLASSES, FEATURES, asked, federation, mlp, model_family, normed
@@ -176,6 +179,64 @@ def test_a_function_writes_into_none_of_its_tensors(where: str, given: dict[str,
     with pytest.raises(Overwritten, match=rf"^{function.__name__} writes into its rows of per_client or into common, "):
         trained(**given, **{where: (values,) if where == "per_client" else (values[0],)})
     assert bool((values == 1).all())
+
+
+def through_another(model: FunctionalModel, batch: Batch) -> Tensor:
+    return batch.mean(each(FunctionalModel(model.family, model.params, model.buffers), batch))
+
+
+def test_a_loss_moves_the_statistics_of_batch_norm() -> None:
+    trained(through_another)
+    with pytest.raises(
+        UserError, match=r"^through_another must call its model\(batch\.inputs\), which moves batch norm"
+    ):
+        trained(through_another, normed)
+
+
+def taught(model: FunctionalModel, batch: Batch, x: Tensor) -> Tensor:
+    family, p = model.family, model.family.num_params
+    logits = family.forward(family.views(x[:p]) | family.buffer_views(x[p:]), batch.inputs)
+    return batch.mean(each(model, batch) + (model(batch.inputs) - logits).square().sum(-1))
+
+
+def test_batch_norm_of_another_model_writes_into_no_tensor() -> None:
+    x = federation(build=normed).family.init(0)
+    before = x.clone()
+    with pytest.raises(Overwritten, match=r"^taught writes into .* batch norm .* model\.family\.evaluate\("):
+        trained(taught, normed, common=(x,))
+    assert torch.equal(x, before)
+
+
+def branching(model: FunctionalModel, batch: Batch) -> Tensor:
+    loss = batch.mean(each(model, batch))
+    return loss if loss > 0 else -loss
+
+
+def with_a_gradient(model: FunctionalModel, batch: Batch) -> Tensor:
+    loss = batch.mean(each(model, batch))
+    (g,) = torch.autograd.grad(loss, model.params, create_graph=True)
+    return loss + 0.1 * g.square().sum()
+
+
+def with_a_branch(g: Tensor) -> Tensor:
+    return g * 2 if g.sum() > 0 else g
+
+
+@pytest.mark.parametrize("given", [{"loss": branching}, {"loss": with_a_gradient}, {"perturb": with_a_branch}])
+def test_a_step_that_vmap_cannot_take_is_taken_one_by_one(given: dict[str, Any]) -> None:
+    fed = federation()
+    family, ids, steps = fed.family, np.array([3, 4]), np.ones(2, np.int64)
+    work = Work(family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, family.init(0))
+    assert {way.chunk_size for way in fitting(work, compile=False)} != {1}
+    work = replace(work, **given)
+    try_additions(work)
+    assert {way.chunk_size for way in fitting(work, compile=False)} == {1}
+    Loop(compile=False).train(work)
+    (function,) = given.values()
+    line = rf"^models .* cannot train side by side \({function.__name__}: .*\): take executor=loop$"
+    with pytest.raises(UserError, match=line):
+        Vectorized(chunk_size=None, compile=False).train(work)
+    Vectorized(chunk_size=None, compile=False).train(replace(work, loss=None, perturb=None))
 
 
 @dataclass(frozen=True)

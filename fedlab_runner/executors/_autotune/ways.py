@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedlab_runner.core.additions_trial import obstacle
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import ChunkedExecutor
@@ -74,7 +75,7 @@ def fitting(work: Work, *, compile: bool) -> list[Way]:
     slower in one call than one after another, and a large cohort does not fit into the caches.
     """
     family, clients = work.family, len(work.ids)
-    on_cpu, side_by_side = family.device.type == "cpu", not (family.draws or family.alone)
+    on_cpu, side_by_side = family.device.type == "cpu", not (family.draws or obstacle(work))
     if on_cpu:
         side_by_side &= clients > 1 and not family.has_convolution
         whole = clients * family.size <= MAX_WHOLE_VALUES
