@@ -31,8 +31,8 @@ class Executor(Protocol):
     """An executor trains the cohort: one client after another, vmapped, in worker processes, or as CUDA graphs.
 
     Its result is a function of its arguments. How it groups and orders clients changes a result by rounding at most,
-    and two calls with the same arguments give the same bits. It leaves torch's global generators as they were
-    (`own_generators`).
+    and two calls with the same arguments give the same bits. It leaves the global generators as they were
+    (`kept_globals`).
     """
 
     def bind_run(self, folder: Path, rounds: int) -> "Executor":

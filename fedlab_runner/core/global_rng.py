@@ -29,16 +29,23 @@ def seed_globals(device: torch.device, seed: int, round: int = 0, part: int = 0)
     """
     key = torch_seed(seed, Purpose.GLOBALS, round, part)
     seed_torch(device, key)
-    np.random.seed(key % 2**32)
-    random.seed(key)
+    seed_others(key)
+
+
+def seed_others(seed: int) -> None:
+    """Seeds numpy's and Python's global generators."""
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 @contextmanager
-def kept_globals() -> Iterator[None]:
-    """A context, or a decorator of a function, after which all global generators of the host are as they were."""
+def kept_globals(device: torch.device = CPU) -> Iterator[None]:
+    """A context, or a decorator of a function, after which the global generators of the host and of the device are as
+    they were.
+    """
     numpys, pythons = np.random.get_state(), random.getstate()
     try:
-        with own_generators():
+        with own_generators(device):
             yield
     finally:
         np.random.set_state(numpys)

@@ -10,7 +10,7 @@ import torch
 
 from fedlab_runner.core.additions import lasts
 from fedlab_runner.core.flops import FlopCounter
-from fedlab_runner.core.global_rng import own_generators
+from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work, gradient_of
 
@@ -76,7 +76,7 @@ def _operations(work: Work, row: np.ndarray, size: int) -> int:
     family, client_data = work.family, work.client_data
     index = torch.from_numpy(client_data.members(int(work.ids[row[0]]))[[0] * size]).to(family.device)
     params, buffers = (part[0] for part in work.start_of(row))
-    with own_generators(work.family.device):
+    with kept_globals(work.family.device):
         family.mode(True, frozen_norm=True)  # batch norm has no matrix products, and cannot train on one example
         batch = family.batch(*client_data.examples(index), params.new_ones(size))
         own = (*(o[0] for o in work.own(row, 0)), *work.common)

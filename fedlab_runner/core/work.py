@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlab_runner.core.additions import Correct, Loss, Penalty, PerStep, Perturb
 from fedlab_runner.core.client_data import ClientData, Plan
-from fedlab_runner.core.global_rng import seed_torch
+from fedlab_runner.core.global_rng import seed_others, seed_torch
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
@@ -213,9 +213,13 @@ class Work:
     def _torch_seeds(self) -> list[int]:
         return list(torch_seeds(self.seed, self.client_data.streams.dropout, self.round, self.ids))
 
-    def seed_torch(self, row: int) -> None:
-        """Seeds torch's global generator (dropout) for the client of this row and those that train in the same call."""
+    def seed_globals(self, row: int) -> None:
+        """Seeds torch's global generator (dropout) for the client of this row and those that train in the same call. A
+        function that an algorithm adds may draw from numpy's and Python's too.
+        """
         seed_torch(self.family.device, self._torch_seeds[row])
+        if any((self.loss, self.penalty, self.perturb, self.correct, self.per_step)):
+            seed_others(self._torch_seeds[row])
 
 
 def own_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.executor import OfOne, Parallel
-from fedlab_runner.core.global_rng import own_generators
+from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._fork.buffers import PRIVATE
@@ -75,7 +75,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
         self.check(work.family)
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
-        with own_generators(work.family.device):
+        with kept_globals(work.family.device):
             for chunk in self.chunks(work):
                 self.train_chunk(work, chunk, y, losses)
         return y, losses

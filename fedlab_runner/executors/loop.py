@@ -45,7 +45,7 @@ class Loop(ChunkedExecutor):
         family.mode(True, frozen_norm=chunk.frozen_norm)
         w, layers = _buffer(work)  # not the row of y, whose alignment, and so the last bits, would depend on the row
         work.begin(w, row)
-        work.seed_torch(row)
+        work.seed_globals(row)
         if self.compile and in_layers(work):
             losses[row] = train_client(work, row, layers, w[family.num_params :])
             y[row] = w

@@ -61,7 +61,7 @@ class Vectorized(ChunkedExecutor):
 
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
         work.family.mode(True, frozen_norm=chunk.frozen_norm)
-        work.seed_torch(int(chunk.rows[0]))
+        work.seed_globals(int(chunk.rows[0]))
         if self.compile and in_layers(work):
             train_clients(work, chunk.rows, y, losses)
         else:

@@ -1,6 +1,7 @@
 """The loop equals a plain PyTorch loop over modules; every other executor equals the loop."""
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import WSM
+from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
@@ -245,6 +247,21 @@ def test_dropout_is_a_function_of_the_key(executor: Executor) -> None:
     fed = federation(build=dropping, executor=executor)
     first, again = train(fed)[0], train(fed)[0]
     fed.begin(1, 1.0)
+    assert torch.equal(first, again) and not torch.allclose(first[7], train(fed)[0][7])
+
+
+def of_other_generators(model: FunctionalModel, batch: Batch) -> Tensor:
+    return (1 + np.random.rand() + random.random()) * model.family.loss(model, batch)
+
+
+@pytest.mark.parametrize("executor", [Loop(compile=False), *OTHERS.values()])
+def test_draws_of_numpy_and_python_in_a_step_are_a_function_of_the_key(executor: Executor) -> None:
+    fed, states = federation(executor=executor), (str(np.random.get_state()), random.getstate())
+    first = train(fed, loss=of_other_generators)[0]
+    assert (str(np.random.get_state()), random.getstate()) == states
+    np.random.rand()
+    random.random()
+    again = train(fed, loss=of_other_generators)[0]
     assert torch.equal(first, again) and not torch.allclose(first[7], train(fed)[0][7])
 
 
