@@ -180,6 +180,11 @@ class ModelFamily:
         for norm in batch_norms(self.module) if training and frozen_norm else []:
             norm.eval()
 
+    def _back_to(self, mode: tuple[bool, bool] | None) -> None:
+        """Sets the module to an earlier mode; None: it had none yet."""
+        if mode is not None:
+            self.mode(mode[0], frozen_norm=mode[1])
+
     def forward(self, values: dict[str, Tensor] | None, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
         """Logits [b, C] of a module (None: the family's) with these values by name (None: its own values)."""
         module = self.module if module is None else module
@@ -236,11 +241,15 @@ class ModelFamily:
         """A context for the predictions of one model [D]: yields the function of stored inputs that gives its logits
         [b, C] in evaluation mode.
 
-        All calls share what autocast makes of the model's values.
+        All calls share what autocast makes of the model's values. The module's mode is afterwards as it was.
         """
-        with torch.no_grad(), self.bound(w), self._lowered():
-            self.mode(False)
-            yield lambda inputs: self.forward(None, self.normalize(inputs, self.dtype))
+        before = self._mode
+        try:
+            with torch.no_grad(), self.bound(w), self._lowered():
+                self.mode(False)
+                yield lambda inputs: self.forward(None, self.normalize(inputs, self.dtype))
+        finally:
+            self._back_to(before)
 
     def evaluate(
         self, params: Tensor, buffers: Tensor, inputs: Tensor, instead: dict[str, Tensor] | None = None
@@ -248,11 +257,10 @@ class ModelFamily:
         """Logits [b, C] on normalised inputs, in evaluation mode; `instead` replaces parameters by name. The module's
         mode is afterwards as it was: a loss may call this in the middle of a step.
         """
-        mode = self._mode
+        before = self._mode
         self.mode(False)
         logits = self.forward(self.views(params) | self.buffer_views(buffers) | (instead or {}), inputs)
-        if mode is not None:
-            self.mode(mode[0], frozen_norm=mode[1])
+        self._back_to(before)
         return logits
 
     def bad_statistics(self, buffers: Tensor) -> Tensor:
