@@ -90,18 +90,24 @@ def method_of(config: Mapping[str, Any]) -> Method:
 
 
 def tell_apart(methods: Sequence[Method]) -> list[Line]:
-    """The lines of one picture: each method's own; a repeated method has other shades, dashes and markers."""
+    """The lines of one picture: each method's own; a repeated method has other shades, dashes and markers, and a method
+    alone in the picture the colours of the palette.
+    """
     seen: dict[str, list[int]] = {}
     for i, method in enumerate(methods):
         seen.setdefault(method.key, []).append(i)
     lines = [method.line for method in methods]
     dashes = list(_styles()[1].values())
     for places in seen.values():
+        own = lines[places[0]]
+        colours = [(own.colour, own.dark)]
+        colours += [each for each in _styles()[0].values() if len(seen) == 1 and each != colours[0]]
         for n, i in enumerate(places[1:], 1):
-            own, share = methods[i].line, n / len(places)
+            light, dark = colours[n % len(colours)]
+            share = (n - n % len(colours)) / len(places)
             dash = dashes[(dashes.index(own.dash) + n) % 4] if own.dash in dashes[:4] else dashes[n % 4]
             marker = MARKERS[(MARKERS.find(own.marker) + n) % len(MARKERS)]
-            lines[i] = Line(_shade(own.colour, share, WHITE), _shade(own.dark, share, BLACK), dash, marker)
+            lines[i] = Line(_shade(light, share, WHITE), _shade(dark, share, BLACK), dash, marker)
     return lines
 
 
@@ -169,12 +175,12 @@ def _key(name: str) -> str:
 
 
 def _shade(colour: str, share: float, page: int) -> str:
-    """A colour mixed with up to half of the page's opposite, or of a page from whose opposite it hardly differs."""
+    """A colour mixed with up to half of the page's opposite; near it, with up to 70 % of the page."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     opposite = WHITE - page
     grey = 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2]
-    towards = opposite if abs(grey - opposite) > NEAR else page
-    return "#" + "".join(f"{round(part + 0.5 * share * (towards - part)):02X}" for part in parts)
+    towards, most = (opposite, 0.5) if abs(grey - opposite) > NEAR else (page, 0.7)
+    return "#" + "".join(f"{round(part + most * share * (towards - part)):02X}" for part in parts)
 
 
 @cache

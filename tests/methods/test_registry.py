@@ -217,12 +217,15 @@ def test_settings_of_one_method_in_a_picture_have_different_lines() -> None:
     assert [lines[0], lines[5], lines[8]] == [each.line for each in (some[0], some[5], some[8])]
     assert len({(line.dash, line.marker) for line in lines[:5]}) == 5
     assert tell_apart(some[5:6]) == [some[5].line]
+    alone = tell_apart(some[:5] * 20)
+    assert len({line.colour for line in alone[:11]}) == 11 and alone[0] == some[0].line, "all of the palette"
+    assert len(set(alone)) == 100
 
 
 @pytest.mark.parametrize("colour", registry._styles()[0])
 def test_no_shade_of_a_method_is_lost_on_the_page(colour: str) -> None:
     own = registry._made({"name": "x", "colour": colour, "dash": "solid", "marker": "o"})
-    for line in tell_apart([own] * 10):
+    for line in tell_apart([own] * 10 + [method_style("fedavg")])[:10]:
         assert contrast(line.colour, "#FFFFFF") > 1.9 and contrast(line.dark, "#16181D") > 1.9
 
 
