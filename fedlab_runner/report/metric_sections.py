@@ -175,7 +175,8 @@ def _dots(table: Sequence[Sequence[str]], run: Run, condition: str) -> Dots | No
     counts = [[number_of(each) for each in row[known:]] for row in rows]
     totals = [number_of(row[1]) for row in rows]
     largest = [max(row) / sum(row) for row in counts if sum(row) > 0]
-    said = f"{count_of(len(rows), 'client')} with {amount(min(totals))} to {amount(max(totals))} examples"
+    sizes = " to ".join(dict.fromkeys((amount(min(totals)), amount(max(totals)))))
+    said = f"{count_of(len(rows), 'client')} with {sizes} examples"
     said += (
         f"; on average {100 * mean(largest):.0f} % of a client's examples are of its largest class" if largest else ""
     )

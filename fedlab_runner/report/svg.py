@@ -17,7 +17,7 @@ from fedlab_runner.report.scales import log_tick_labels, log_ticks, tick_labels,
 from fedlab_runner.utils.escaping import short, visible
 
 WIDTH, HEIGHT = 440, 286  # of a panel
-LEFT, TOP, RIGHT, BOTTOM = 48, 42, 12, 40  # margins around its axes
+LEFT, TOP, RIGHT, BOTTOM = 60, 42, 12, 40  # margins around its axes; on the left are ticks such as 0.00095
 ACROSS, DOWN = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM  # its axes
 EDGE = 5  # pixels beyond the axes, for the markers at their ends
 TEXT = 12.5  # size of text in pixels

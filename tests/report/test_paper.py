@@ -453,6 +453,16 @@ def test_each_tick_of_a_logarithmic_axis_has_its_own_unit() -> None:
         assert texts[: len(labels.split())] == labels.split()
 
 
+def test_ticks_of_seven_characters_begin_within_the_panel() -> None:
+    panel = Panel("a", "b", "c", [], (0.0, 1.0), (0.00082, 0.00097))
+    texts = [
+        each for each in svg.panel(panel, []).findall(".//g[@class='axes']/text") if each.get("text-anchor") == "end"
+    ]
+    assert max(len(each.text or "") for each in texts) == 7
+    for each in texts:
+        assert float(each.get("x", "")) > 7 * len(each.text or ""), "the widest digit in 11 pixels"
+
+
 def test_ticks_are_round_and_few() -> None:
     assert scales.ticks(0.13, 0.87) == [0.2, 0.4, 0.6, 0.8]
     assert scales.ticks(0, 3, whole=True) == [0, 1, 2, 3] and scales.ticks(1, 1) == [1]
