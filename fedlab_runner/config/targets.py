@@ -28,8 +28,8 @@ NO_MODULE = "no module named"  # words of each line about a module that does not
 # Hydra's names of those who may give a folder of modules: the command line alone, no file.
 _COMMAND_LINE = ("command-line", "hydra.searchpath in command-line")
 _STRANGER = (
-    "may name a class of fedlab_runner, of a module in the folder given by --config-dir, or of an installed plugin "
-    f"(entry point group {plugin_folders.GROUP})"
+    "may name a class of fedlab_runner, of a module in the folder given by --config-dir, of a module that the program "
+    f"has imported, or of an installed plugin (entry point group {plugin_folders.GROUP})"
 )
 
 

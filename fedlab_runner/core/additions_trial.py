@@ -118,7 +118,9 @@ def _try_loss(one: Work) -> None:
     objective = replace(one, loss=checked).objective(penalized=False)
     own = (*(() if one.offsets is None else one.offsets), *_own(one))
 
-    def tried(examples: Tensor, shift: int, objective: Objective = objective) -> tuple[Tensor, Tensor]:
+    def tried(
+        examples: Tensor, shift: int = 0, objective: Objective = objective, own: tuple[Tensor, ...] = own
+    ) -> tuple[Tensor, Tensor]:
         """The loss, and the change [B] of the buffers."""
         inputs, targets = one.client_data.minibatch(examples)
         targets = torch.where(mask > 0, targets, (targets + shift) % family.num_classes)
@@ -128,14 +130,21 @@ def _try_loss(one: Work) -> None:
             value, (_, after) = objective(near, buffers.clone(), *batch[:3], *own)
             return value.detach(), after.detach() - buffers
 
-    first, change = tried(index, 0)
+    first, change = tried(index)
     second, _ = tried(index[:1].expand_as(index), 1)
     if family.writes_buffers and not bool(change.any()):
         plain = replace(one, loss=None).objective(penalized=False)
-        if bool(tried(index, 0, plain)[1].any()):
+        if bool(tried(index, objective=plain)[1].any()):
             raise UserError(
                 f"{_name(loss)} must call its model(batch.inputs), which moves batch norm's statistics: a step leaves "
                 "them as they are"
+            )
+    if one.offsets is not None:
+        others = torch.linspace(-1, 1, len(own[0])).to(own[0])  # each changes a softmax
+        if torch.equal(tried(index, own=(others, *own[1:]))[0], first):
+            raise UserError(
+                f"{_name(loss)} leaves out batch.offsets, which the config's loss decides: take "
+                "losses(model(batch.inputs), batch.targets, batch.offsets) of fedlab_runner.core.losses, or set loss=ce"
             )
     # A family that mixes examples has no filled minibatches.
     if not family.mixes and bool((first - second).abs() > TOLERANCE * first.abs()):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedlab_runner.core.row_file import RowFile
 from fedlab_runner.core.saved_rows import Named, SavedRows
+from fedlab_runner.utils.errors import UserError
 
 PLACES = ("device", "host", "disk")  # the values of an algorithm's field `store_on`
 FOLDER = "client_state"  # in the run folder
@@ -108,7 +109,11 @@ class ClientStateStore:
         self._round, self._retained = 0, frozenset[int]()
 
     def rows(self, place: str, length: int, dtype: torch.dtype, empty: Empty = torch.empty) -> RowStore:
-        """The store of rows of this length and type at `place`, one of `PLACES`; `empty` gives memory for stacks."""
+        """The store of rows of this length and type at `place`; `empty` gives memory for stacks. Raises UserError
+        unless the place, the value of a field `store_on`, is one of `PLACES`.
+        """
+        if place not in PLACES:
+            raise UserError(f"store_on must be one of {', '.join(PLACES)}, got {place!r}")
         name = f"{length}_{str(dtype).removeprefix('torch.')}"
         return RowStore(place, self._file(name), self._device, lambda row: self._in_memory.add(row, name), empty)
 

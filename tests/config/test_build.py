@@ -138,7 +138,7 @@ def test_build_gives_objects_and_plain_values() -> None:
         ("local._target_=fedlab_runner.__main__.X", "local._target_ may name a class of fedlab_runner, "),
         ("local._target_=__main__.X", "local._target_ cannot be a class of a script or notebook itself, got '__main"),
         ("local._target_=pathlib.Path", "local._target_ may name a class of fedlab_runner, "),
-        ("local._target_=torch.nn.Linear", "local._target_ may name a class of fedlab_runner, "),
+        ("local._target_=torch.nn.Linear", "of a module that the program has imported, or of an installed plugin"),
         ("local._target_=1", "local._target_ cannot be imported, got 1: expected <module>.<class>"),
         ("~local", "local is missing"),
     ],

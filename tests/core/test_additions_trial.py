@@ -15,6 +15,7 @@ from fedlab_runner.algorithms.scaffold import _corrected
 from fedlab_runner.core import trainer
 from fedlab_runner.core.additions import Proximal, Pull
 from fedlab_runner.core.additions_trial import try_additions
+from fedlab_runner.core.losses import ACE, WSM, LossFunction, losses
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._autotune.ways import fitting
@@ -179,6 +180,23 @@ def test_a_function_writes_into_none_of_its_tensors(where: str, given: dict[str,
     with pytest.raises(Overwritten, match=rf"^{function.__name__} writes into its rows of per_client or into common, "):
         trained(**given, **{where: (values,) if where == "per_client" else (values[0],)})
     assert bool((values == 1).all())
+
+
+def with_offsets(model: FunctionalModel, batch: Batch) -> Tensor:
+    return batch.mean(losses(model(batch.inputs), batch.targets, batch.offsets))
+
+
+def without_offsets(model: FunctionalModel, batch: Batch) -> Tensor:
+    return batch.mean(each(model, batch))
+
+
+@pytest.mark.parametrize("chosen", [ACE(), WSM()])
+def test_a_loss_reads_the_offsets_of_the_chosen_loss(chosen: LossFunction) -> None:
+    fed = federation(loss_function=chosen)
+    fed.begin(0, 1.0)
+    asked(fed, [1, 0, 2]).train(fed.family.init(0), loss=with_offsets)
+    with pytest.raises(UserError, match=r"^without_offsets leaves out batch\.offsets, .* or set loss=ce$"):
+        asked(fed, [1, 0, 2]).train(fed.family.init(0), loss=without_offsets)
 
 
 def through_another(model: FunctionalModel, batch: Batch) -> Tensor:

@@ -16,7 +16,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.own_models import each_model
 from fedlab_runner.core.row_file import RowFile
 from fedlab_runner.utils.attempt import next_start
-from fedlab_runner.utils.errors import RunFailed
+from fedlab_runner.utils.errors import RunFailed, UserError
 from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.paths import ROOT
 from tests.helpers.toy import ALGORITHMS, algorithm, default_home, federation, few_rounds, run, tensors
@@ -203,6 +203,8 @@ def test_a_place_that_does_not_exist() -> None:
     for name in KEEPERS:
         with pytest.raises(Exception, match="store_on must be one of device, host, disk, got cloud"):
             algorithm(name, store_on="cloud")
+    with pytest.raises(UserError, match=r"^store_on must be one of device, host, disk, got 'cloud'$"):  # an own method
+        federation().row_store("cloud", 3)
 
 
 LIMITED = """
