@@ -55,7 +55,7 @@ class Cohort:
         """
         self._homes = homes
         self._trainer, self.family, self.client_ids, self.due = trainer, family, ids, due
-        self._client_data = client_data = client_data or trainer.client_data
+        self.client_data = client_data = client_data or trainer.client_data  # the examples that the clients train on
         device = family.device
         self._num_steps = client_data.num_steps(ids, local, family.has_batch_norm)
         self.ids = torch.from_numpy(ids).to(device)  # [K]
@@ -81,7 +81,7 @@ class Cohort:
     @property
     def label_counts(self) -> Tensor:
         """How many examples of each class each client has [K, C] int64."""
-        return self._client_data.label_counts(self.client_ids, self.family.num_classes)
+        return self.client_data.label_counts(self.client_ids, self.family.num_classes)
 
     @property
     def streams(self) -> ClientStreams:
@@ -137,7 +137,7 @@ class Cohort:
         data: ClientData | None = None,
     ) -> "Cohort":
         ids, due, its = self.client_ids[rows], self.due[rows], self._homes if homes else None
-        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self._client_data)
+        return Cohort(self._trainer, self.family, local, ids, due, self.round, self.lr, its, data or self.client_data)
 
     def near(self, x: Tensor) -> tuple[Tensor, ...]:
         """The tensors for `common` that the penalty `Proximal` around x [D] needs, over the parameters that clients
@@ -155,7 +155,7 @@ class Cohort:
         """
         check_start("gradients: x", x, self.family, len(self))
         at = x if self._homes is None else self._homes.received(x, self.client_ids)
-        client_data, seed = self._client_data, self._trainer.seed
+        client_data, seed = self.client_data, self._trainer.seed
         work = gradient_pass(self.family, client_data, self.client_ids, self.local, seed, self.round, at, steps)
         y, _, _, finite = self._trainer.train(work, counted=False)
         self.finite &= finite
@@ -166,7 +166,7 @@ class Cohort:
         """Each client's mean cross entropy [K] float64 over all its examples, in evaluation mode, of the model from
         which it starts if it receives x [D]. Counts in cost/client_gflops. Must be asked for before `train`.
         """
-        trainer, family, client_data, ids = self._trainer, self.family, self._client_data, self.client_ids
+        trainer, family, client_data, ids = self._trainer, self.family, self.client_data, self.client_ids
         trainer.metrics.count_client_losses(family, client_data, ids)
         return client_losses(family, client_data, ids, x if self._homes is None else self.starts(x))
 
@@ -209,7 +209,7 @@ class Cohort:
         """
         work = Work(
             family=self.family if joined is None else joined.family,
-            client_data=self._client_data,
+            client_data=self.client_data,
             ids=self.client_ids,
             num_steps=self._num_steps,
             local=self.local,

@@ -89,9 +89,45 @@ def test_the_signatures_of_additions(fedlab: Fedlab) -> None:
     (asked,) = re.findall(r"cohort\.train\(x, .*?\)\)?(?=`)", PAGES["algorithm"].read_text())
     module = Path("mine/fedmedian.py")
     text = module.read_text().replace("cohort.train(x)", asked.replace("anchor", "x[: cohort.family.num_params]"))
-    module.write_text(f"{text}\n\nfrom torch.nn import functional as F\n\n\n{functions}")
+    module.write_text(f"{text}\n\n{functions}")
     assert fedlab(*command(PAGES["algorithm"]), *SMALL, "model=logistic", "hydra.run.dir=own") == (0, "")
     assert summary("own")["objective"] > 0.3
+
+
+MOON = """
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlab_runner.algorithms.shared.averaging import Models
+from fedlab_runner.algorithms.shared.classifier_head import head_logits, identity_head
+from fedlab_runner.core.algorithm import ServerAlgorithm
+from fedlab_runner.core.client_state import RowRef
+from fedlab_runner.core.losses import losses
+"""
+
+
+def test_what_clients_keep(fedlab: Fedlab) -> None:
+    """MOON without its contrast is FedAvg; with it the clients' last models matter, and the executor does not."""
+    (classes,) = re.findall(r"<!-- moon -->\n```python\n(.*?)```", PAGES["algorithm"].read_text(), re.S)
+    Path("mine/moon.py").write_text(MOON + classes)
+    choice = "_target_: moon.MOON\nmu: 0.0\ntau: 0.5\nstore_on: device\n"
+    Path("mine/algorithm/moon.yaml").write_text(choice)
+    how = ("--config-dir=mine", *SMALL, "model=mlp", "delay=none", "algorithm=moon", "participation.cohort_size=12")
+
+    def loss(*overrides: str) -> float:
+        folder = f"hydra.run.dir=run{len(list(Path().glob('run*')))}"
+        assert fedlab(*how, *overrides, folder) == (0, "")
+        last = Path(folder.partition("=")[2], "metrics.jsonl").read_text().splitlines()[-1]
+        return float(json.loads(last)["test/loss"])
+
+    assert loss() == pytest.approx(loss("algorithm=fedavg"), rel=1e-5)
+    side_by_side = loss("algorithm.mu=1", "executor=vectorized")
+    assert loss("algorithm.mu=1", "executor=loop") == pytest.approx(side_by_side, rel=1e-5)
+    assert abs(side_by_side - loss()) > 1e-3
 
 
 def test_own_classes_from_python(fedlab: Fedlab) -> None:

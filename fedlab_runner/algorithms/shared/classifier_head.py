@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.core.classifier import Classifier
@@ -55,6 +56,25 @@ def named_head(family: ModelFamily, head: Tensor) -> dict[str, Tensor]:
     weight, bias = torch.split(head, [classes * layer.num_features, classes * layer.has_bias])
     named = {f"{layer.name}.weight": weight.view(classes, -1)}
     return named | {f"{layer.name}.bias": bias} if layer.has_bias else named
+
+
+def identity_head(family: ModelFamily) -> dict[str, Tensor]:
+    """The identity in the place of the model's classifier, by its names: with it as `instead` the logits of a model are
+    its features [b, F], the inputs of its classifier. Raises UserError for a model that does not end in one.
+    """
+    layer = family.classifier
+    if layer is None or not layer.direct:
+        raise UserError("features need a model that ends in a linear classifier, which forward() calls as an nn.Linear")
+    weight = torch.eye(layer.num_features, dtype=family.dtype, device=family.device)
+    bias = {f"{layer.name}.bias": weight.new_zeros(len(weight))} if layer.has_bias else {}
+    return {f"{layer.name}.weight": weight} | bias
+
+
+def head_logits(family: ModelFamily, params: Tensor, features: Tensor) -> Tensor:
+    """Logits [b, C] of the classifier of a model with these parameters [P], from features [b, F]."""
+    layer, named = family.classifier, family.views(params)
+    assert layer is not None  # `identity_head` refuses a model without one
+    return F.linear(features, named[f"{layer.name}.weight"], named.get(f"{layer.name}.bias"))
 
 
 class HeadLogits:

@@ -1,11 +1,21 @@
 """Another head's logits from features that are computed once, and from whole networks where they are not its output."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from fedlab_runner.algorithms.shared.classifier_head import HeadLogits, head_size, named_head
-from tests.helpers.toy import federation, mlp, normed, server_data
+from fedlab_runner.algorithms.shared.classifier_head import (
+    HeadLogits,
+    head_logits,
+    head_size,
+    identity_head,
+    named_head,
+)
+from fedlab_runner.core.model_family import FunctionalModel
+from fedlab_runner.utils.errors import UserError
+from tests.helpers.toy import FEATURES, federation, mlp, model_family, normed, server_data
 
 
 @pytest.mark.parametrize(
@@ -35,3 +45,21 @@ def test_they_are_those_of_the_network_with_the_head_in_place(build: object, kep
         gradients = (torch.autograd.grad(z.square().sum(), head)[0] for z in (found, expected))
         torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
     assert logits.examples == examples
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_features_are_the_inputs_of_the_classifier(build: Callable[[], nn.Module]) -> None:
+    family, x = model_family(build), torch.randn(9, FEATURES, dtype=torch.float64)
+    w = family.init(0)
+    module = build().double().eval()
+    module.load_state_dict(family.state_dict(w), strict=False)
+    model = FunctionalModel(family, *torch.split(w, [family.num_params, family.num_buffers]))
+    family.mode(False)
+    features = model(x, identity_head(family))
+    torch.testing.assert_close(features, module[:-1](x))
+    torch.testing.assert_close(head_logits(family, model.params, features), module(x))
+
+
+def test_features_need_a_classifier() -> None:
+    with pytest.raises(UserError, match=r"^features need a model that ends in a linear classifier"):
+        identity_head(model_family(lambda: nn.Sequential(nn.Conv1d(1, 1, 3), nn.Flatten())))
