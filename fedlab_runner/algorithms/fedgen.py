@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlab_runner.algorithms.shared.averaging import all_discarded, average, check_averaging, in_time, make_update
+from fedlab_runner.algorithms.shared.classifier_head import head_logits, head_of
 from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.classifier import Classifier
 from fedlab_runner.core.cohort import Cohort
@@ -60,10 +61,9 @@ class _Taught:
         noise, labels, active, generator, alpha, beta = own
         logits, made = model(batch.inputs), self.generator
         y = torch.cat([labels, batch.targets])
-        weight, bias = _head(model.family, model.params)
         params, buffers = generator[: made.num_params], generator[made.num_params :]
         noisy = torch.cat([noise[: len(y)], _one_hot(y, model.family)], 1)
-        guesses = F.linear(made.evaluate(params, buffers, noisy), weight, bias)
+        guesses = head_logits(model.family, model.params, made.evaluate(params, buffers, noisy))
         invented = F.cross_entropy(guesses[: self.n], labels)
         wanted = F.softmax(guesses[self.n :], -1).detach()
         agreement = (torch.xlogy(wanted, wanted) - wanted * F.log_softmax(logits, -1)).sum(-1)  # KL
@@ -186,7 +186,7 @@ class FedGEN(ServerAlgorithm[FedGENState, FedGENUpload]):
     def _train_generator(self, fed: Federation, state: FedGENState, upload: FedGENUpload) -> FedGENState:
         """The State with the generator after its steps of this round; the diversity loss is the authors' code's."""
         family, p, clients = self._generator(fed.family), fed.family.num_params, len(upload.models)
-        heads = [_head(fed.family, y[:p]) for y in upload.models]
+        heads = [head_of(fed.family, y[:p]) for y in upload.models]
         weight = torch.stack([w for w, _ in heads])  # [A, C, F]
         bias = torch.stack([w.new_zeros(len(w)) if b is None else b for w, b in heads])  # [A, C]
         share = upload.counts / upload.counts.sum(0).clamp_min(1)  # [A, C]
@@ -247,12 +247,6 @@ def _classifier(family: ModelFamily) -> Classifier:
             "an nn.Linear module"
         )
     return family.classifier
-
-
-def _head(family: ModelFamily, params: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight [C, F] and bias [C] of the classifier of a model with these parameters [P]."""
-    named, name = family.views(params), _classifier(family).name
-    return named[f"{name}.weight"], named.get(f"{name}.bias")
 
 
 def _one_hot(labels: Tensor, family: ModelFamily) -> Tensor:

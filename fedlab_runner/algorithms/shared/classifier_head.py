@@ -72,9 +72,14 @@ def identity_head(family: ModelFamily) -> dict[str, Tensor]:
 
 def head_logits(family: ModelFamily, params: Tensor, features: Tensor) -> Tensor:
     """Logits [b, C] of the classifier of a model with these parameters [P], from features [b, F]."""
+    return F.linear(features, *head_of(family, params))
+
+
+def head_of(family: ModelFamily, params: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Weight [C, F] and bias [C] of the classifier of a model with these parameters [P]."""
     layer, named = family.classifier, family.views(params)
-    assert layer is not None  # `identity_head` refuses a model without one
-    return F.linear(features, named[f"{layer.name}.weight"], named.get(f"{layer.name}.bias"))
+    assert layer is not None  # `identity_head`, or the algorithm, refuses a model without one
+    return named[f"{layer.name}.weight"], named.get(f"{layer.name}.bias")
 
 
 class HeadLogits:
