@@ -22,6 +22,7 @@ class Deliveries:
     def __init__(self, trainer: LocalTrainer, home: ClientHomes, aggregation: Aggregation | None) -> None:
         self._trainer, self._home, self.aggregation = trainer, home, aggregation
         self._in_flight: dict[int, list[PendingUpdate]] = {}  # by the round of arrival
+        self.averaged: list[bool] = []  # an entry for each mean that was taken of the updates of the last delivery
         self.losses: list[float] = []  # of the updates that have arrived in this round, where clients report them
 
     def of_cohort(self, cohort: Cohort, upload: Upload, known: Collection[str]) -> Updates[Upload]:
@@ -114,7 +115,8 @@ class Deliveries:
             num_examples = _behind((f.num_examples for f in late), num_examples)
             staleness = _behind((round - f.dispatched for f in late), staleness)
             clients = None if clients is None else _behind((1 for _ in late), clients)
-        return Updates(upload, ids, num_examples, staleness, self.aggregation, known, clients)
+        self.averaged = []
+        return Updates(upload, ids, num_examples, staleness, self.aggregation, known, clients, self.averaged)
 
     def _record(self, dispatched: int, arrivals: Updates[Any], values: int, losses: list[float]) -> None:
         """Records how many updates came, and with them `values` values and `losses`."""

@@ -25,10 +25,12 @@ class Updates(Generic[Upload]):
         aggregation: Aggregation | None = None,
         known: Collection[str] = (),
         clients: Tensor | None = None,
+        averaged: list[bool] | None = None,
     ) -> None:
         """`aggregation` acts in the place of means (None: they are means). It compares the fields of the upload that
         are not in `known`. `clients` [A]: how many clients a row stands for (None: each for one), as `RunningSums`
-        has them; then nothing but means, sums and the number of the updates has a meaning.
+        has them; then nothing but means, sums and the number of the updates has a meaning. `averaged` gets an entry
+        for each mean that is taken.
         """
         self.upload = upload  # each tensor [A, ...]
         self.ids = ids  # [A] clients
@@ -36,6 +38,7 @@ class Updates(Generic[Upload]):
         self.staleness = staleness  # [A], rounds from dispatch to arrival
         self._aggregation, self._known, self._clients = aggregation, known, clients
         self._weights: dict[bool, Tensor] = {}  # of the aggregation, by `uniform`
+        self._averaged = [] if averaged is None else averaged
 
     def __len__(self) -> int:
         return len(self.ids) if self._clients is None else int(self._clients.sum())
@@ -50,13 +53,14 @@ class Updates(Generic[Upload]):
         upload = like(self.upload, (t[rows] for t in self.upload))
         ids, num_examples, staleness = self.ids[rows], self.num_examples[rows], self.staleness[rows]
         clients = None if self._clients is None else self._clients[rows]
-        return Updates(upload, ids, num_examples, staleness, self._aggregation, self._known, clients)
+        return Updates(upload, ids, num_examples, staleness, self._aggregation, self._known, clients, self._averaged)
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
         """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0.
 
         The run's aggregator may take something else for the mean. It decides once for all rows of these updates.
         """
+        self._averaged.append(True)
         if not len(self):
             return rows.new_zeros(rows.shape[1:])
         ones = torch.ones_like(self.num_examples) if self._clients is None else self._clients
@@ -118,10 +122,12 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
     }
 
 
-def sent(algorithm: object, upload: Any, clients: int) -> Any:
+def sent(algorithm: Any, upload: Any, clients: int) -> Any:
     """What clients send. Raises UserError where it breaks the contract of `ServerAlgorithm.client_update`."""
     right = is_named(upload) and all(isinstance(t, Tensor) and t.shape[:1] == (clients,) for t in upload)
     require(right, algorithm, "client_update", f"a NamedTuple of tensors [{clients}, ...]", upload)
+    known = list(algorithm.known)
+    require({*known} <= {*names(upload)}, algorithm, "known", f"fields of {type(upload).__name__}", known)
     free = not any(t.requires_grad for t in upload)
     require(free, algorithm, "client_update", "tensors without a gradient's history (x.detach())", upload)
     return upload

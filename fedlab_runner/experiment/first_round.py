@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import torch
+
 from fedlab_runner.checkpoints.state_packing import comes_back, differs, fits, layout, pack
-from fedlab_runner.core.algorithm import Algorithm
+from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.core.updates import tensors_in
 from fedlab_runner.utils.contract import in_words, require
+from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.overwriting import only_read
 
 
@@ -27,6 +31,8 @@ class FirstRounds:
         with only_read(self._algorithm, "round", "its State", state):
             after = self._algorithm.round(state, fed)
         _check(self._algorithm, self._first, after)
+        if isinstance(self._algorithm, ServerAlgorithm) and not self._algorithm.moves_alone:
+            _check_step(self._algorithm, fed, state, after)
         if fed.metrics.values.get("late/arrived") != 0:  # None without a server
             self._due, self._first = False, None
         return after
@@ -44,6 +50,24 @@ def _check(algorithm: Algorithm[Any], first: Any, after: Any) -> None:
     require(comes_back(after, like=first), algorithm, "round", words, after)
     free = not any(tensor.requires_grad for tensor in tensors_in(after))
     require(free, algorithm, "round", "a State of tensors without a gradient's history (x.detach())", after)
+
+
+def _check_step(algorithm: ServerAlgorithm[Any, Any], fed: Federation, before: Any, after: Any) -> None:
+    """Raises UserError if the server's model passes by the run's server optimiser or its aggregator."""
+    name, p = type(algorithm).__name__, fed.family.num_params
+    x, y = (algorithm.server_model(state)[:p] for state in (before, after))
+    if f"{COUNT_PREFIX}0" not in fed.metrics.values or torch.equal(x, y):  # late updates may not count
+        return
+    if fed.server_steps.optimized and not fed.server_steps.taken:
+        raise UserError(
+            f"server_optimizer would do nothing, because {name}.round takes the server's step without "
+            "fed.optimized(before, after): call it, or set server_optimizer=none"
+        )
+    if (fed.deliveries.aggregation is not None or fed.at_once is not None) and not fed.deliveries.averaged:
+        raise UserError(
+            f"aggregator would do nothing, because {name}.server_step takes no arrivals.mean or arrivals.sum: take "
+            "them, or set the class attributes averages and reads_sums to False"
+        )
 
 
 def _alike(value: Any, before: Any) -> bool:

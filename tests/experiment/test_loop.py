@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -499,6 +500,37 @@ def test_what_clients_send_has_a_row_for_each(given: Any, tmp_path: Path, monkey
     monkeypatch.setattr(FedAvg, "client_update", lambda self, *how: given(update(self, *how)[0]))
     with pytest.raises(UserError, match=r"^FedAvg.client_update must give a NamedTuple of tensors \[\d+, ...\], got"):
         run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+
+
+def test_known_fields_are_those_of_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAvg, "known", ("row",))
+    with pytest.raises(UserError, match=r"^FedAvg.known must give fields of Update, got \['row'\]$"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2"))
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("server_optimizer=adam", "server_optimizer would do nothing, because FedAvg.round .*: call it, or set"),
+        ("aggregator=median", "aggregator would do nothing, because FedAvg.server_step takes no arrivals.mean"),
+        ("aggregator.sum_every=2", "aggregator would do nothing, because FedAvg.server_step takes no arrivals.mean"),
+    ],
+)
+def test_an_own_step_passes_by_neither_aggregator_nor_server_optimiser(
+    override: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: FedAvg, state: Params, arrivals: Any, fed: Federation) -> Params:
+        return Params(state.params + arrivals.upload.rows.mean(0)) if len(arrivals) else state
+
+    def whole(self: FedAvg, state: Params, fed: Federation) -> Params:
+        cohort = fed.start_cohort(self.broadcast(state))
+        return self.server_step(state, fed.deliver(cohort, partial(self.client_update, state)), fed)
+
+    monkeypatch.setattr(FedAvg, "server_step", step)
+    monkeypatch.setattr(FedAvg, "round", whole)
+    run_in(tmp_path / "plain", composed("algorithm=fedavg", "server_data=none", "rounds=2", "delay=none"))
+    with pytest.raises(UserError, match=f"^{line}"):
+        run_in(tmp_path, composed("algorithm=fedavg", "server_data=none", "rounds=2", "delay=none", override))
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_refused_before_training(
