@@ -9,6 +9,7 @@ from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.metric_names import COUNT_PREFIX
 from fedlab_runner.core.updates import tensors_in
+from fedlab_runner.experiment.first_state import check_models
 from fedlab_runner.utils.contract import in_words, require
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.overwriting import only_read
@@ -31,6 +32,7 @@ class FirstRounds:
         with only_read(self._algorithm, "round", "its State", state):
             after = self._algorithm.round(state, fed)
         _check(self._algorithm, self._first, after)
+        check_models(self._algorithm, fed, after)
         if isinstance(self._algorithm, ServerAlgorithm) and not self._algorithm.moves_alone:
             _check_step(self._algorithm, fed, state, after)
         if fed.metrics.values.get("late/arrived") != 0:  # None without a server

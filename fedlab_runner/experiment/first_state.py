@@ -7,6 +7,7 @@ from torch import Tensor
 from fedlab_runner.checkpoints.state_packing import pack
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.updates import tensors_in
 from fedlab_runner.utils.contract import is_named, require
 
@@ -26,4 +27,26 @@ def first_state(algorithm: Algorithm[Any], fed: Federation) -> Any:
         right = isinstance(model, Tensor) and model.is_floating_point() and model.shape == (fed.family.size,)
         require(right, algorithm, "init", f"as the server's model a tensor of floats [{fed.family.size}]", model)
     pack(state, of=f"the State that {type(algorithm).__name__}.init gives")  # or fails before the first round
+    check_models(algorithm, fed, state)
     return state
+
+
+def check_models(algorithm: Algorithm[Any], fed: Federation, state: Any) -> None:
+    """Raises UserError unless `Algorithm.models` gives a model [D], or by client the model of each client."""
+    found: Any = algorithm.models(state)
+    if not isinstance(found, dict):
+        words = f"the server's model, floats [{fed.family.size}], or a dict of all clients' models"
+        require(_is_model(found, fed.family), algorithm, "models", words, found)
+        return
+    lacking = next((client for client in range(fed.num_clients) if client not in found), None)
+    words = f"the model of each client from 0 to {fed.num_clients - 1}"
+    require(lacking is None, algorithm, "models", words, f"none of client {lacking}")
+    for client, ref in found.items():
+        family = fed.families[client % len(fed.families)]
+        right = isinstance(ref, int) or _is_model(ref, family)  # a slot in a file, or the row itself
+        words = f"for client {client} a row [{family.size}] of {family.dtype}"
+        require(right, algorithm, "models", words, ref)
+
+
+def _is_model(value: Any, family: ModelFamily) -> bool:
+    return isinstance(value, Tensor) and value.shape == (family.size,) and value.dtype == family.dtype
