@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.updates import like
+from fedlab_runner.core.updates import in_full, like
 
 
 def sums_of(upload: Sequence[Tensor], num_examples: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -15,10 +15,10 @@ def sums_of(upload: Sequence[Tensor], num_examples: Tensor) -> tuple[tuple[Tenso
 
     It adds update after update: a product of matrices would have other bits with another number of threads.
     """
-    sums, sizes = tuple(rows.new_zeros(2, *rows.shape[1:]) for rows in upload), num_examples.tolist()
+    sums, sizes = tuple(in_full(rows[:0]).new_zeros(2, *rows.shape[1:]) for rows in upload), num_examples.tolist()
     for rows, (weighted, plain) in zip(upload, sums, strict=True):
         for row, size in zip(rows, sizes, strict=True):
-            weighted += size * row
+            weighted += size * row.to(weighted.dtype)
             plain += row
     return sums, torch.tensor([sum(sizes), len(sizes)], device=num_examples.device)
 

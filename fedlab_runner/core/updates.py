@@ -56,11 +56,13 @@ class Updates(Generic[Upload]):
         return Updates(upload, ids, num_examples, staleness, self._aggregation, self._known, clients, self._averaged)
 
     def mean(self, rows: Tensor, *, uniform: bool = False) -> Tensor:
-        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0.
+        """The mean of rows [A, ...], weighted by numbers of examples or `uniform`; zero if A is 0. The mean of rows in
+        fewer than 32 bits, or of whole numbers, is in float32.
 
         The run's aggregator may take something else for the mean. It decides once for all rows of these updates.
         """
         self._averaged.append(True)
+        rows = in_full(rows)
         if not len(self):
             return rows.new_zeros(rows.shape[1:])
         ones = torch.ones_like(self.num_examples) if self._clients is None else self._clients
@@ -93,6 +95,11 @@ class PendingUpdate(NamedTuple):
     loss: float | None  # of the trained model on the client's examples, where clients report it
 
 
+def in_full(rows: Tensor) -> Tensor:
+    """The rows, or in float32 what is sent in fewer bits or as whole numbers, whose sums would not be right in it."""
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+
 def like(upload: Upload, tensors: Iterable[Tensor]) -> Upload:
     """An upload of the same class with other tensors."""
     return cast(Upload, cast(Any, type(upload))(*tensors))
@@ -102,7 +109,7 @@ def gathered(first: Sequence[Tensor], rows: Tensor, index: Tensor) -> Tensor:
     """Tensors [...] and behind them the rows [K, ...] of an index [k], in one copy."""
     found = rows.new_empty(len(first) + len(index), *rows.shape[1:])
     if first:
-        torch.stack(tuple(first), out=found[: len(first)])
+        torch.stack([row.to(rows.dtype) for row in first], out=found[: len(first)])
     torch.index_select(rows, 0, index, out=found[len(first) :])
     return found
 

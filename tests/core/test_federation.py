@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedlab_runner.checkpoints.state_packing import pack
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.running_sums import sums_of
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.delays.constant import ConstantDelay
 from tests.helpers.toy import EQUAL, federation
@@ -73,6 +74,16 @@ def test_means_are_weighted_by_examples_or_uniform() -> None:
     arrivals = Updates((torch.zeros(2),), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.tensor([0, 0]))
     rows = torch.tensor([[0.0, 4.0], [8.0, 0.0]])
     assert arrivals.mean(rows).tolist() == [6, 1] and arrivals.mean(rows, uniform=True).tolist() == [4, 2]
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.float16, torch.bfloat16])
+def test_means_of_quantised_updates_are_in_full(kind: torch.dtype) -> None:
+    sizes, rows = torch.tensor([70_000, 1]), torch.tensor([[120, 3], [120, 5]])
+    expected = (sizes / sizes.sum()).float() @ rows.float()
+    means = Updates((rows,), torch.tensor([0, 1]), sizes, torch.tensor([0, 0])).mean(rows.to(kind))
+    sums, counts = sums_of((rows.to(kind),), sizes)
+    for found in (means, sums[0][0] / counts[0]):
+        torch.testing.assert_close(found, expected)
 
 
 def test_arrivals_can_be_selected() -> None:
