@@ -153,6 +153,10 @@ GROUPS = {
         "Pruning ends a run of a sweep early where the run is behind the others: see [sweeps](../sweeps.md#pruning).",
     ),
 }
+_LOGGERS = (  # the end of the page of settings
+    "`logger=none` has `progress`, `pictures` and `save_model` alone. For the keys of `logger=trackio` and "
+    "`logger=tensorboard`: `fedlab --cfg job -p logger logger=trackio`."
+)
 SETTINGS = ("evaluation", "checkpoint", "logger")  # groups of one file, or nearly; they share the page of settings
 WITH_SOURCE = (
     "algorithm",
@@ -234,7 +238,7 @@ def settings() -> str:
         path = conf_dir() / group / f"{_chosen()[group]}.yaml"
         parts += [f"## {group.capitalize()}", keys_table(path)]
     lead = "These keys are the same for all choices of the groups."
-    return _page("Settings", lead, *parts, "`logger=none` is `logger=wandb` with `logger.mode=disabled`.")
+    return _page("Settings", lead, *parts, _LOGGERS)
 
 
 def experiments() -> str:
