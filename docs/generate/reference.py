@@ -80,8 +80,8 @@ GROUPS = {
         "finite keeps "
         "the old ones. Proximal terms pull the shared part alone; `local.update_norm` bounds the change of both parts "
         "together. A server that trains or distils on its own examples has a part of its own there, which nobody "
-        "receives. Tested are the clients' own models, as `client/...` in `evaluation.matrix`; without a server they "
-        "are what is tested anyway. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
+        "receives. `client/...` in `evaluation.matrix` tests the clients' own models; `test/accuracy` tests them only "
+        "where there is no server. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
         "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, and so does `hyfem` "
         "with `first_classifiers=own`; `analysis=update_cosines` refuses every one. `head` and `body` need a model "
         "that ends in one linear layer, `norm` one with normalising layers, `prefixes` names that it has.",
@@ -94,7 +94,7 @@ GROUPS = {
         "`krum`, `multi_krum`, `bulyan` and `geometric_median` decide once in a round, by the distances between whole "
         "updates: all vectors that a client sends, as one, without single numbers such as FedNova's count of steps. "
         "Then the decision holds for each vector. `median` and `trimmed_mean` take each value by itself. A server "
-        "optimiser, a home, late clients and `nonfinite` work as without an aggregator, and it keeps nothing from "
+        "optimiser, a home, late clients and `nonfinite` work as with the mean. An aggregator keeps nothing from "
         "round to round. `aggregator.byzantine` is a share, because with late clients the number A of arriving "
         "updates varies. The run refuses a share that a whole cohort cannot bear (`krum` and `multi_krum` need A >= "
         "2f + 3, `bulyan` A >= 4f + 3); in a round with fewer arrivals f is the largest that they allow, and "
@@ -324,7 +324,8 @@ def _silent(path: Path, cls: type) -> list[str]:
 def _concerns(name: str, cls: type, question: str, done: str, key: str) -> bool:
     """Whether a choice is one of this algorithm: it has the key, the question names it, or it has no key and does."""
     words = question if "algorithm=" in key else f"{question} {done}"
-    named = re.search(rf"\b{cls.__name__}\b", words.replace("+", ""), re.IGNORECASE)
+    words = re.sub("[+-]", "", words).replace("decentralised Fed", "DecFed")  # Fed+FT, q-FedAvg: as their classes
+    named = re.search(rf"\b{cls.__name__}\b", words, re.IGNORECASE)
     return bool(named or re.search(rf"\balgorithm={name}\b", key))
 
 

@@ -54,6 +54,8 @@ def test_every_data_set_has_a_licence_and_every_choice_its_algorithm(pages: dict
     fedbuff = algorithms["fedbuff"]
     assert "Where the paper is silent:" in fedbuff and "`algorithm=fedbuff algorithm.staleness_exp=0.0`" in fedbuff
     assert "What does SCAFFOLD start with?" not in fedbuff
+    loss = "What is a client's loss in q-FedAvg?"
+    assert loss in algorithms["qfedavg"] and loss not in algorithms["fedavg"]
 
 
 def test_a_page_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
