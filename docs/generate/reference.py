@@ -334,7 +334,10 @@ def _files(cls: type) -> list[str]:
     module = sys.modules[cls.__module__]
     others = [each for each in markdown.paragraphs(module.__doc__)[1:] if not each.startswith("http")]
     layout = getattr(module, "LAYOUT", None)
-    return [*([f"Files below `dataset.root`: {layout}."] if layout else []), *map(markdown.escaped, others)]
+    return [
+        *([f"Files below `dataset.root`: {markdown.escaped(layout)}."] if layout else []),
+        *map(markdown.escaped, others),
+    ]
 
 
 def _chosen() -> dict[str, str]:

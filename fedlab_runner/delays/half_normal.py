@@ -10,7 +10,10 @@ from fedlab_runner.utils.validate import finite_at_least
 
 @dataclass(frozen=True)
 class HalfNormalDelay(Delay):
-    """|N(0, std)| rounded down: on average 3.5 rounds for std 5 and 15.5 for std 20 (4.0 and 16.0 before rounding)."""
+    """The absolute value of a normal draw with mean 0 and deviation `std`, rounded down.
+
+    On average that is 3.5 rounds for std 5 and 15.5 for std 20 (4.0 and 16.0 before rounding).
+    """
 
     std: float
 

@@ -1,6 +1,8 @@
 """Few classes a client and sizes that follow a power law (Li et al., FedProx, MLSys 2020), section 5.1.
 
-https://arxiv.org/abs/1812.06127, with the numbers of the authors' code, https://github.com/litian96/FedProx
+https://arxiv.org/abs/1812.06127
+
+The numbers are those of the authors' code: https://github.com/litian96/FedProx
 """
 
 from dataclasses import dataclass

@@ -51,6 +51,8 @@ def test_every_experiment_is_listed() -> None:
 def test_every_data_set_has_a_licence_and_every_choice_its_algorithm(pages: dict[str, str]) -> None:
     sets, algorithms = pages["dataset.md"], chapters(pages["algorithm.md"])
     assert sets.count("\nLicence: ") == sets.count("\n## ")
+    assert "/&lt;class>/" in sets and "/<class>/" not in sets
+    assert not [page for page, text in pages.items() if re.search(r"\]\([^)]*[,.;]\)", text)]
     fedbuff = algorithms["fedbuff"]
     assert "Where the paper is silent:" in fedbuff and "`algorithm=fedbuff algorithm.staleness_exp=0.0`" in fedbuff
     assert "What does SCAFFOLD start with?" not in fedbuff
