@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, default=[Path("outputs")], help="outputs, outputs/sweeps/<id> or run folders")
     add("--experiment", metavar="NAME", help="only its runs, beside its published table, e.g. feddle/table7")
-    add("--target", type=float, action="append", default=[], metavar="X", help="a target value, e.g. 0.8")
+    add("--target", type=float, action="append", default=[], metavar="X", help="a target, e.g. 0.8; repeatable")
     add(
         "--digits",
         type=int,
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=figures.KINDS,
         help="also write single panels for a paper, as wide as a column and as the text",
     )
-    add("--bundle", type=Path, metavar="FILE.zip", help="also write all files behind the tables, for fedlab-verify")
+    add("--bundle", type=Path, metavar="FILE.zip", help="also write the runs and tables as one file, for fedlab-verify")
     add("--version", action="version", version=version.words())
     given = parser.parse_args(arguments)
     try:
