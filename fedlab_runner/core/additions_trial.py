@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -51,6 +52,7 @@ def try_additions(work: Work) -> None:
     for key in functions:
         if key not in tried:
             function = getattr(work, key[0])
+            _check_arguments(function, ("model", "batch") if key[0] == "loss" else ("values",), len(_own(one)))
             with unchanged(_name(function), _OWN, (one.per_client, one.common)):
                 _TRIALS[key[0]](one)
             if not all(map(is_same, (*one.per_client, *one.common), (*given.per_client, *given.common))):
@@ -215,6 +217,19 @@ def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: 
             ) from error
     if not alike:
         raise UserError(f"{rule}: some executors call it for one tensor, others for all, and the values would differ")
+
+
+def _check_arguments(function: Callable[..., Any], first: tuple[str, ...], count: int) -> None:
+    """Raises UserError unless the function takes its `first` arguments and as many tensors."""
+    try:
+        signature(function).bind(*first, *range(count))
+    except TypeError as error:
+        raise UserError(
+            f"{_name(function)} gets {', '.join(first)} and {count} tensors, those of per_client, per_step and common: "
+            f"{error}"
+        ) from error
+    except ValueError:  # a function of torch's own, which has no signature
+        return
 
 
 def _check_scalar(function: object, found: Any, rule: str, *, moves: bool) -> None:

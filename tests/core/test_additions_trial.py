@@ -67,6 +67,18 @@ def test_a_mean_over_what_fills_a_minibatch_up_is_refused(loss: Any, build: Any)
         trained(loss, build)
 
 
+def test_a_function_takes_the_tensors_that_it_gets() -> None:
+    line = r"^plain gets model, batch and 1 tensors, .* common: too many positional arguments$"
+    with pytest.raises(UserError, match=line):
+        trained(plain, common=(torch.ones(1),))
+    with pytest.raises(UserError, match=r"^moved_by gets values and 0 tensors, .*: missing .* argument: 'anchor'$"):
+        trained(correct=moved_by)
+
+
+def moved_by(g: Tensor, anchor: Tensor) -> Tensor:
+    return g + anchor
+
+
 def test_a_loss_is_a_scalar() -> None:
     with pytest.raises(UserError, match=r"^each must give a scalar, batch\.mean\(losses\) .*, got torch float64 \[3\]"):
         trained(each)
