@@ -6,6 +6,7 @@ copy of it, and no checkpoint saves it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import NamedTuple
 
 import torch
@@ -187,4 +188,4 @@ def by_torch() -> Iterator[None]:
 
 def reason(error: Exception) -> str:
     """The beginning of torch's words."""
-    return " ".join(str(error).split())[:MAX_SHOWN]
+    return shorten(str(error), MAX_SHOWN, placeholder=" ...")

@@ -17,6 +17,7 @@ from fedlab_runner.executors.cuda_graph import CudaGraph
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.run import run_in
+from fedlab_runner.utils.errors import UserError
 from tests.executors.test_contract import SETTINGS, dropping, train
 from tests.helpers import pretended, tape
 from tests.helpers.composed import composed
@@ -151,7 +152,7 @@ def test_no_algorithm_adds_something_of_the_host_to_a_recorded_step(name: str) -
     ids=["waits", "copies", "reads the host"],
 )
 def test_a_recorded_step_that_has(correct: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    with pretended.gpu() as device, pytest.raises((Mixed, RuntimeError)):
+    with pretended.gpu() as device, pytest.raises((Mixed, RuntimeError, UserError)):
         train(federation(device=device, executor=CudaGraph(None, compile=False)), correct=correct)
 
 

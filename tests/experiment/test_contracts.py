@@ -55,6 +55,7 @@ class Mine:
     """An own component, one method of which gives `result`."""
 
     compares = num_views = False
+    known = ()
 
     def __init__(self, method: str, result: Any) -> None:
         setattr(self, method, lambda *_: result)
