@@ -1,5 +1,6 @@
 """Signals that stop a run. Each raises an exception in the main thread, and raises it again if it was lost."""
 
+import os
 import signal
 import sys
 import threading
@@ -55,7 +56,7 @@ def raised() -> Iterator[None]:
         restore()
         if _lost:  # a second signal, while the exception of the first one waits
             signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            os.kill(os.getpid(), number)
         _asked.append(number)
         if _calls(frame, hook) or _imports(frame) > importing:  # an exception raised in there would be lost
             _again(Interrupted(number), stop)
@@ -108,9 +109,8 @@ def _again(ignored: BaseException | None, handler: Callable[[int, FrameType | No
     def once_more() -> None:
         if _lost:  # cleared where the run has stopped
             _lost.clear()
-            signal.pthread_kill(main.ident or 0, ignored.signal)
+            os.kill(os.getpid(), ignored.signal)  # a thread gets it that does not block it
 
-    main = threading.main_thread()
     _lost.append(ignored.signal)
     signal.signal(ignored.signal, handler)
     timer = threading.Timer(RERAISE_SECONDS, once_more)

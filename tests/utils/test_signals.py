@@ -87,6 +87,17 @@ def test_a_second_signal_ends_an_import_too(folder: Path) -> None:
     assert ended.returncode == -signal.SIGTERM and ended.stdout == "", ended
 
 
+@pytest.mark.parametrize(("times", "end"), [(1, "stopped by Ctrl-C"), (2, None)])
+def test_a_command_with_children_ends_within_an_import_too(times: int, end: str | None, folder: Path) -> None:
+    """Its main thread, in which the exception is raised again, blocks Ctrl-C."""
+    (folder / "stopped_while_imported.py").write_text(MODULE.format(times=times).replace("SIGTERM", "SIGINT"))
+    late = "signals.RERAISE_SECONDS = 5.0; " if times == 2 else ""  # after the second one
+    code = SWALLOWED.replace("    try", f"    {late}signals.keep_from_children()\n    try")
+    code += "    import time; time.sleep(1)\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60)
+    assert ended.stderr.endswith(f"{end}\n") if end else ended.returncode == -signal.SIGINT, ended
+
+
 @pytest.mark.parametrize("moment", ["start", "end"])
 def test_a_command_that_starts_or_ends_prints_no_traceback(moment: str, tmp_path: Path) -> None:
     """Where Python's own handler would raise KeyboardInterrupt: while modules are imported, and at the end."""
