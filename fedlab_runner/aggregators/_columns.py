@@ -10,18 +10,17 @@ VALUES_PER_CALL = 2**21  # of all updates together, that are sorted at once: a b
 
 def by_columns(rows: Tensor, combine: Callable[[Tensor], Tensor], selected: Tensor | None = None) -> Tensor:
     """What `combine` makes of the columns of rows [A, n], or of its rows `selected` by a mask [A]. It gets k columns,
-    sorted, and gives [k]. Values of 16 bits are combined in float32, and the result is rounded.
+    sorted, and gives [k].
     """
     blocks = torch.split(rows, max(1, VALUES_PER_CALL // len(rows)), 1)
-    combined = torch.cat([combine(_ordered(b if selected is None else b[selected])) for b in blocks])
-    return combined.to(torch.result_type(rows, 0.0))
+    return torch.cat([combine(_ordered(b if selected is None else b[selected])) for b in blocks])
 
 
 def _ordered(rows: Tensor) -> Tensor:
     """The rows [A, k] with each column sorted, and zeros without a sign. On a CPU NumPy sorts: its vector instructions
     take a third of torch's time for ten rows and a tenth for fifty. Below five rows NumPy takes longer.
     """
-    found = rows.to(torch.promote_types(rows.dtype, torch.float32)) + 0.0  # NumPy has no bfloat16
+    found = rows + 0.0
     if found.device.type != "cpu":
         return found.sort(0).values
     found.numpy().sort(0)

@@ -182,14 +182,6 @@ def test_blocks_of_columns_change_nothing(name: str, monkeypatch: pytest.MonkeyP
     assert combined(name, updates(n=0)).shape == (0,)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["median", "trimmed_mean", "bulyan"])
-def test_updates_of_16_bits_lose_nothing_but_the_digits_of_the_result(name: str, dtype: torch.dtype) -> None:
-    rows = (updates(A - 1) + 40000).to(dtype)  # the sum of two is more than float16 has
-    found = combined(name, rows)
-    assert found.dtype == dtype and torch.equal(found, combined(name, rows.float()).to(dtype))
-
-
 def test_a_median_of_zeros_has_no_sign() -> None:
     assert not combined("median", torch.full((A, N), -0.0)).signbit().any(), "their order might decide it"
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlab_runner.aggregators.median import CoordinateMedian
 from fedlab_runner.checkpoints.state_packing import pack
+from fedlab_runner.core.aggregation import Aggregation
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.running_sums import sums_of
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.delays.constant import ConstantDelay
@@ -80,7 +83,9 @@ def test_means_are_weighted_by_examples_or_uniform() -> None:
 def test_means_of_quantised_updates_are_in_full(kind: torch.dtype) -> None:
     sizes, rows = torch.tensor([70_000, 1]), torch.tensor([[120, 3], [120, 5]])
     expected = (sizes / sizes.sum()).float() @ rows.float()
-    means = Updates((rows,), torch.tensor([0, 1]), sizes, torch.tensor([0, 0])).mean(rows.to(kind))
+    given = Upload(rows, sizes), torch.tensor([0, 1]), sizes, torch.tensor([0, 0])
+    means = Updates(*given).mean(rows.to(kind))
+    assert Updates(*given, Aggregation(CoordinateMedian(), RoundMetrics())).mean(rows.to(kind)).tolist() == [120, 4]
     sums, counts = sums_of((rows.to(kind),), sizes)
     for found in (means, sums[0][0] / counts[0]):
         torch.testing.assert_close(found, expected)
