@@ -76,9 +76,14 @@ def head_logits(family: ModelFamily, params: Tensor, features: Tensor) -> Tensor
 
 
 def head_of(family: ModelFamily, params: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight [C, F] and bias [C] of the classifier of a model with these parameters [P]."""
+    """Weight [C, F] and bias [C] of the classifier of a model with these parameters [P]. Raises UserError for a model
+    without one.
+    """
     layer, named = family.classifier, family.views(params)
-    assert layer is not None  # `identity_head`, or the algorithm, refuses a model without one
+    if layer is None:
+        raise UserError(
+            "logits of features need a model with a linear classifier, which forward() calls as an nn.Linear"
+        )
     return named[f"{layer.name}.weight"], named.get(f"{layer.name}.bias")
 
 

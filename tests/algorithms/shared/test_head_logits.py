@@ -60,6 +60,9 @@ def test_features_are_the_inputs_of_the_classifier(build: Callable[[], nn.Module
     torch.testing.assert_close(head_logits(family, model.params, features), module(x))
 
 
-def test_features_need_a_classifier() -> None:
+def test_features_and_their_logits_need_a_classifier() -> None:
+    family = model_family(lambda: nn.Sequential(nn.Conv1d(1, 1, 3), nn.Flatten()))
     with pytest.raises(UserError, match=r"^features need a model that ends in a linear classifier"):
-        identity_head(model_family(lambda: nn.Sequential(nn.Conv1d(1, 1, 3), nn.Flatten())))
+        identity_head(family)
+    with pytest.raises(UserError, match=r"^logits of features need a model with a linear classifier"):
+        head_logits(family, family.init(0), torch.ones(1, 3))
