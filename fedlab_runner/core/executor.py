@@ -32,7 +32,7 @@ class Executor(Protocol):
 
     Its result is a function of its arguments. How it groups and orders clients changes a result by rounding at most,
     and two calls with the same arguments give the same bits. It leaves the global generators as they were
-    (`kept_globals`).
+    (`Work.kept_globals`).
     """
 
     def bind_run(self, folder: Path, rounds: int) -> "Executor":

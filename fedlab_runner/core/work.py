@@ -1,6 +1,7 @@
 """The local work of a cohort."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedlab_runner.core.additions import Correct, Loss, Penalty, PerStep, Perturb
 from fedlab_runner.core.client_data import ClientData, Plan
-from fedlab_runner.core.global_rng import seed_others, seed_torch
+from fedlab_runner.core.global_rng import kept_globals, own_generators, seed_others, seed_torch
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Masked, Optimizer
@@ -218,8 +219,17 @@ class Work:
         function that an algorithm adds may draw from numpy's and Python's too.
         """
         seed_torch(self.family.device, self._torch_seeds[row])
-        if any((self.loss, self.penalty, self.perturb, self.correct, self.per_step)):
+        if self._adds:
             seed_others(self._torch_seeds[row])
+
+    def kept_globals(self) -> AbstractContextManager[None]:
+        """A context after which all generators that `seed_globals` seeds are as they were."""
+        return (kept_globals if self._adds else own_generators)(self.family.device)
+
+    @property
+    def _adds(self) -> bool:
+        """Whether an algorithm adds functions to the steps."""
+        return any((self.loss, self.penalty, self.perturb, self.correct, self.per_step))
 
 
 def own_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.core.executor import OfOne, Parallel
-from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._fork.buffers import PRIVATE
@@ -75,7 +74,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
         self.check(work.family)
         y = new_models(work)
         losses = y.new_zeros(len(work.ids))
-        with kept_globals(work.family.device):
+        with work.kept_globals():
             for chunk in self.chunks(work):
                 self.train_chunk(work, chunk, y, losses)
         return y, losses

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.own_values import Columns, Own
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
@@ -95,7 +94,7 @@ def trained(whole: Work, inner: ChunkedExecutor, share: ClientShare) -> tuple[Te
     )
     y = torch.empty(len(share.ids), family.size, dtype=family.dtype, device=device)
     losses = y.new_zeros(len(share.ids))
-    with kept_globals(work.family.device):
+    with work.kept_globals():
         for chunk in share.chunks:
             inner.train_chunk(work, chunk, y, losses)
     return y, losses

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.executor import OfOne, Parallel
-from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import ChunkedExecutor, SingleProcessExecutor
@@ -102,7 +101,7 @@ class Processes(SingleProcessExecutor):
         y = SHARED.take(len(work.ids), work.family.size, work.family.dtype)
         if not len(work.ids):
             return y, y.new_zeros(0)
-        with kept_globals(work.family.device), one_thread():
+        with work.kept_globals(), one_thread():
             losses = self._train_waiting(work, y)
             return y, self._train_once(work, y) if losses is None else losses
 
