@@ -229,7 +229,8 @@ class Work:
     @property
     def _adds(self) -> bool:
         """Whether an algorithm adds functions to the steps."""
-        return any((self.loss, self.penalty, self.perturb, self.correct, self.per_step))
+        added = (self.loss, self.penalty, self.perturb, self.correct, self.per_step)
+        return any(each is not None for each in added)
 
 
 def own_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
