@@ -537,13 +537,13 @@ def test_the_environment_is_put_back(
 
 
 def test_a_real_run_and_the_same_command_again(command: Command, tmp_path: Path) -> None:
-    """It imports the compiler, which takes as long as torch, only where that is asked for."""
+    """It imports the compiler, which takes as long as torch, only where that is asked for. SCAFFOLD adds to steps."""
     code = "import sys; from fedlab_runner import train; train.main(); "
     code += "assert not {'torch._dynamo', 'triton'} & {*sys.modules}"
-    arguments = [*TINY, "algorithm=fedavg"]
+    arguments = [*TINY, "algorithm=scaffold"]
     first = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert (first.returncode, first.stderr) == (0, "")
-    (folder,) = (tmp_path / "outputs").glob("fedavg-*")
+    (folder,) = (tmp_path / "outputs").glob("scaffold-*")
     metrics = (folder / "metrics.jsonl").read_bytes()
     assert command(*arguments) == (0, "")
     assert (folder / "metrics.jsonl").read_bytes() == metrics

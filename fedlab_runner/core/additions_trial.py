@@ -87,12 +87,13 @@ def _side_by_side(one: Work) -> str | None:
     if family.flops(batch.inputs[0]).step > MAX_STEP_FLOPS:
         return None
     every = partial(side_by_side, common=len(one.common))
-    functional = every(one.followed(one.gradient(partial(grad, has_aux=True))))
-    plain = one.followed(gradient_of(every(one.objective())), every)
+    steps = [one.followed(gradient_of(every(one.objective())), every)]  # executors take this one or, on a GPU, another
+    if family.device.type != "cpu":  # it imports torch's compiler, which takes more than a second
+        steps.append(every(one.followed(one.gradient(partial(grad, has_aux=True)))))
     params, buffers = one.start_of(twins)
     family.mode(True)
     try:
-        for step in (functional, plain):  # executors take one or the other
+        for step in steps:
             with kept_globals(), own_generators(family.device, 0):
                 step(params, buffers, *batch[:3], *one.own(twins, 0), *one.common)
     except Exception as error:
