@@ -1,7 +1,7 @@
 """Groups the runs of one setting, which differ in the seed, and names settings by the keys in which they differ."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,8 +114,11 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
     if len(members) == 1:
         return [("", list(groups))]
     differences = Differences([each.setting for each in groups])
-    found = []
+    found, having = [], defaultdict[tuple[str, str], int](int)  # by key and value: a bit for each block that has it
     ranked = sorted(members, key=lambda block: (not any(each.finished for each in block), groups.index(block[0])))
+    for number, block in enumerate(ranked):
+        for item in block[0].setting.items():
+            having[item] |= 1 << number
     for block in ranked:
         first = block[0].setting
         keys = [
@@ -124,19 +127,24 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
             if is_condition(key) and all(each.setting.get(key) == first.get(key) for each in block)
         ]
         keys.sort(key=lambda key: (CONDITIONS.index(key.partition(".")[0]), key.count(".")))
-        others = [each[0].setting for each in ranked if each is not block]
-        found.append((label(first, _telling(keys, first, others)), group(run for each in block for run in each.runs)))
+        told = _telling(keys, first, (1 << len(ranked)) - 1, having)
+        found.append((label(first, told), group(run for each in block for run in each.runs)))
     return found
 
 
-def _telling(keys: Sequence[str], one: Setting, others: Sequence[Setting]) -> list[str]:
-    """The keys in an order in which the first few tell a setting from the others; the given order, where it does so."""
-    left, rest, found = list(others), list(keys), []
+def _telling(keys: Sequence[str], one: Setting, left: int, having: Mapping[tuple[str, str], int]) -> list[str]:
+    """The keys in an order in which the first few tell a setting from the others; the given order, where it does so.
+
+    `left` has a bit for each setting. `having` has those of the settings with a value, by key and value.
+    """
+    rest, found = list(keys), list[str]()
     while rest:
-        found.append(next_key := max(rest, key=lambda key: sum(each.get(key) != one[key] for each in left)))
+        next_key = min(rest, key=lambda key: (left & having[key, one[key]]).bit_count())
+        if (alike := left & having[next_key, one[next_key]]) == left:  # no key tells it from those
+            break
         rest.remove(next_key)
-        left = [each for each in left if each.get(next_key) == one[next_key]]
-    return found
+        left, found = alike, [*found, next_key]
+    return [*found, *rest]
 
 
 def _related(some: Sequence[SeedGroup], others: Sequence[SeedGroup]) -> bool:
