@@ -100,7 +100,7 @@ class SweepCallback(Callback):
         shared_by = str(jobs_at_once(config.hydra.launcher))
         threads = os.environ.get(THREADS, "")
         os.environ.update({NAME: folder.name, FOLDER: str(folder), SHARED_BY: shared_by, THREADS_OF_SWEEP: threads})
-        if config.hydra.launcher["_target_"].endswith("submitit_launcher.LocalLauncher"):
+        if _starts_processes(config.hydra):
             signals.keep_from_children()  # submitit's end with a traceback each, and kill a run within a second
         if "optuna" in config.hydra.sweeper["_target_"]:
             _quiet_optuna()
@@ -109,6 +109,8 @@ class SweepCallback(Callback):
 
     @past_hydra()
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if _starts_processes(config.hydra):
+            signals.give_to_children()
         # Hydra's Optuna sweeper writes the best trial beside all runs, where the next search would replace it.
         best = Path(config.hydra.sweep.dir) / "optimization_results.yaml"
         if (folder := sweep_folder()) is not None and best.is_file():
@@ -138,6 +140,11 @@ def _quiet_optuna() -> None:
     with contextlib.suppress(ImportError):  # which Hydra reports
         optuna = importlib.import_module("optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def _starts_processes(hydra: Any) -> bool:
+    """Whether submitit starts a process on this machine for each job of a sweep, by Hydra's part of a config."""
+    return str(hydra.launcher["_target_"]).endswith("submitit_launcher.LocalLauncher")
 
 
 def is_grid(hydra: Any) -> bool:

@@ -34,6 +34,11 @@ def keep_from_children() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
+def give_to_children() -> None:
+    """The end of `keep_from_children`: the processes that this thread starts from now on get Ctrl-C."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 @contextmanager
 def raised() -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP raise Interrupted in the main thread; a second signal ends the process at once.

@@ -854,11 +854,18 @@ def test_a_job_on_slurm_may_be_put_back() -> None:
 def test_a_local_launcher_gets_no_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
     kept: list[str] = []
-    monkeypatch.setattr(callback.signals, "keep_from_children", lambda: kept.append("kept"))
+
+    def keep() -> None:
+        kept.append("kept")
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    monkeypatch.setattr(callback.signals, "keep_from_children", keep)
     monkeypatch.chdir(tmp_path)
     build.register_resolvers()
     with initialize_config_dir(str(build.conf_dir()), version_base="1.3"), mock.patch.dict(os.environ):
         for launcher in ("local", "basic"):
             cfg = compose("train", [f"hydra/launcher={launcher}"], return_hydra_config=True)
             callback.SweepCallback().on_multirun_start(cfg)
+            callback.SweepCallback().on_multirun_end(cfg)
+            assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "a program gets it afterwards"
     assert kept == ["kept"]
