@@ -19,9 +19,10 @@ class Partition(Protocol):
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """The indices of each client's examples: N ascending, disjoint int64 arrays that hold all examples.
+        """The indices of each client's examples: N int64 arrays, each of different indices in ascending order.
 
-        A partition that gives an example to several clients, or to none, must say so in its docstring. `strata` [n]
+        Each example goes to one client. A partition that gives an example to several, or to none, must say so in its
+        docstring. `strata` [n]
         int64 is the class of each example, `users` [n] int64 its natural client (None: the data set has no users). A
         pure function of the fields, the arguments and `rng`, which the run derives from its seed. Raises ValueError,
         named after the field, if the field does not allow a partition of these examples, and UserError if the data set
