@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedlab_runner.core.row_file import RowFile
 from fedlab_runner.core.saved_rows import Named, SavedRows
+from fedlab_runner.homes.base import PLACES as PLACES
 from fedlab_runner.utils.errors import UserError
 
-PLACES = ("device", "host", "disk")  # the values of an algorithm's field `store_on`
 FOLDER = "client_state"  # in the run folder
 RowRef = Tensor | int  # a row in memory, or its slot in a file
 ALL_COLUMNS = slice(None)  # of a row

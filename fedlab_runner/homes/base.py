@@ -13,7 +13,7 @@ from torch import nn
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.validate import one_of
 
-PLACES = ("device", "host", "disk")  # values of the field `store_on`
+PLACES = ("device", "host", "disk")  # values of the field `store_on`, of a home or an algorithm
 
 
 @dataclass(frozen=True)
