@@ -1,5 +1,6 @@
 """The updates of a cohort that arrive at once, those on their way, and what arrives in a round of both."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ class Deliveries:
         self, cohort: Cohort, size: int, update: Callable[[Cohort], Upload], known: Collection[str]
     ) -> Updates[Upload]:
         """See `Federation.deliver`; a part has `size` clients."""
-        sums, later, losses, values = RunningSums(), list[Later](), list[float](), 0
+        sums, later, losses, values = RunningSums(), list[Later](), list[float](), Counter[int]()
         for part in self._parts(cohort, size, update, known):
             sums.add(part.sums, part.counts)
             later, losses, values = later + part.late, losses + part.losses, values + part.values
@@ -118,11 +119,13 @@ class Deliveries:
         self.averaged = []
         return Updates(upload, ids, num_examples, staleness, self.aggregation, known, clients, self.averaged)
 
-    def _record(self, dispatched: int, arrivals: Updates[Any], values: int, losses: list[float]) -> None:
-        """Records how many updates came, and with them `values` values and `losses`."""
+    def _record(self, dispatched: int, arrivals: Updates[Any], values: Counter[int], losses: list[float]) -> None:
+        """Records how many updates came, and with them `values`, by the bytes of a value, and `losses`."""
         metrics, self.losses = self._trainer.metrics, self.losses + losses
-        metrics.count_payload(upload=values + len(losses))
-        metrics.count_server_flops(2 * values)  # every method scales and adds the arrived updates
+        metrics.count_payload(upload=len(losses))
+        for value_bytes, count in values.items():
+            metrics.count_payload(upload=count, value_bytes=value_bytes)
+        metrics.count_server_flops(2 * values.total())  # every method scales and adds the arrived updates
         metrics.record({"late/dispatched": dispatched, "late/arrived": len(arrivals)})
         metrics.record({"late/in_flight": sum(map(len, self._in_flight.values()))})
         if len(arrivals):

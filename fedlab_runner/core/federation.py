@@ -21,7 +21,7 @@ from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.network_trial import try_network
-from fedlab_runner.core.round_metrics import RoundMetrics
+from fedlab_runner.core.round_metrics import RoundMetrics, bytes_of_a_value
 from fedlab_runner.core.server_data import ServerData
 from fedlab_runner.core.server_steps import ServerSteps
 from fedlab_runner.core.trainer import LocalTrainer
@@ -107,11 +107,13 @@ class Federation:
     def start_cohort(self, broadcast: Sequence[Tensor], parts: np.ndarray | None = None) -> Cohort:
         """Samples the clients that receive `broadcast` and train now; their updates may be late.
 
-        `parts` [N] is the number of values that each client receives besides `broadcast` (None: 0).
+        `parts` [N] is the number of floats that each client receives besides `broadcast` (None: 0).
         """
         starts = self._clock.start(self.round)
-        to_all = len(starts.asked) * sum(map(self.home.sent, broadcast))
-        self.metrics.count_payload(download=to_all + (0 if parts is None else int(parts[starts.asked].sum())))
+        self.metrics.count_payload(download=0 if parts is None else int(parts[starts.asked].sum()))
+        for tensor in broadcast:
+            count = len(starts.asked) * self.home.sent(tensor)
+            self.metrics.count_payload(download=count, value_bytes=bytes_of_a_value(tensor))
         return self._cohort(starts.ids, starts.due, self.family, self.local, self.home if self.home.acts else None)
 
     def cohort(self, ids: np.ndarray, family: ModelFamily | None = None, local: LocalTraining | None = None) -> Cohort:

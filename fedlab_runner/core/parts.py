@@ -1,5 +1,6 @@
 """A cohort in parts, of which only sums of updates are kept: what a part sends, and parts that train elsewhere."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,7 +16,7 @@ from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.global_rng import seed_globals
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.model_family import ModelFamily
-from fedlab_runner.core.round_metrics import RoundMetrics, SomeMetrics
+from fedlab_runner.core.round_metrics import RoundMetrics, SomeMetrics, bytes_of_a_value
 from fedlab_runner.core.running_sums import sums_of
 from fedlab_runner.core.trainer import LocalTrainer
 from fedlab_runner.core.update_guard import Guard
@@ -30,7 +31,7 @@ class Part(NamedTuple):
     sums: tuple[Tensor, ...]  # an upload of sums: of the updates that are on time, each [2, ...] (`sums_of`)
     counts: Tensor  # [2] int64, their examples and their number
     late: list[Later]  # the others
-    values: int  # that those on time have sent
+    values: Counter[int]  # how many those on time have sent, by the bytes of a value
     losses: list[float]  # that those on time report
 
 
@@ -53,10 +54,15 @@ def reported(cohort: Cohort, now: Tensor) -> list[float]:
     return found
 
 
-def values_in(upload: Any, known: Collection[str], home: ClientHomes) -> int:
-    """How many values clients have sent in an upload's tensors [A, ...]; the server has the fields that are `known`."""
-    sent = [rows for name, rows in zip(names(upload), upload, strict=True) if name not in known and len(rows)]
-    return sum(len(rows) * home.sent(rows[0]) for rows in sent)
+def values_in(upload: Any, known: Collection[str], home: ClientHomes) -> Counter[int]:
+    """How many values clients have sent in an upload's tensors [A, ...], by the bytes of a value; the server has the
+    fields that are `known`.
+    """
+    found = Counter[int]()
+    for name, rows in zip(names(upload), upload, strict=True):
+        if name not in known and len(rows):
+            found[bytes_of_a_value(rows)] += len(rows) * home.sent(rows[0])
+    return found
 
 
 def part_of(cohort: Cohort, upload: Any, known: Collection[str], guard: Guard, home: ClientHomes) -> Part:

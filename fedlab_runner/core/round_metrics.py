@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.model_family import ModelFamily
@@ -22,7 +23,7 @@ UNITS = {
     "cost/server_gflops": 1e9,
 }
 RECORDED = ("aggregator", "algorithm", "late")  # groups of the metrics that `record` sets
-FLOAT_BYTES = 4  # bytes of a value that clients or the server send, in any precision of the simulation
+FLOAT_BYTES = 4  # bytes of a float that clients or the server send, in any precision of the simulation
 
 
 class SomeMetrics(NamedTuple):
@@ -64,10 +65,14 @@ class RoundMetrics:
                 raise UserError(f"the metric {key!r} must be a number, got {in_words(value)}")
         self.values |= values
 
-    def count_payload(self, *, upload: int = 0, download: int = 0, models: int | None = None) -> None:
-        """Adds values sent to the server (`upload`) and from it (`download`), and models sent between clients."""
-        self._add("comm/upload_mb", upload * FLOAT_BYTES)
-        self._add("comm/download_mb", download * FLOAT_BYTES)
+    def count_payload(
+        self, *, upload: int = 0, download: int = 0, models: int | None = None, value_bytes: int = FLOAT_BYTES
+    ) -> None:
+        """Adds values of `value_bytes` bytes each that are sent to the server (`upload`) and from it (`download`), and
+        models sent between clients.
+        """
+        self._add("comm/upload_mb", upload * value_bytes)
+        self._add("comm/download_mb", download * value_bytes)
         if models is not None:
             self._add("comm/models", models)
 
@@ -122,6 +127,11 @@ class RoundMetrics:
     def _add(self, key: str, amount: int) -> None:
         self._counts[key] = self._counts.get(key, 0) + amount
         self.values[key] = self._counts[key] / UNITS[key] if key in UNITS else self._counts[key]
+
+
+def bytes_of_a_value(tensor: Tensor) -> int:
+    """The bytes that a value of a tensor counts when it is sent: those of a float, or fewer if its type has fewer."""
+    return min(FLOAT_BYTES, tensor.element_size())
 
 
 def _flops_of_losses(family: ModelFamily, client_data: ClientData, ids: np.ndarray) -> int:

@@ -14,7 +14,7 @@ from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.running_sums import sums_of
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.delays.constant import ConstantDelay
-from tests.helpers.toy import EQUAL, federation
+from tests.helpers.toy import EQUAL, aggregator, federation
 
 
 class Upload(NamedTuple):
@@ -65,12 +65,25 @@ def test_a_round_without_arrivals_has_empty_tensors_of_the_right_shape() -> None
     assert len(step(fed, 1)) == 0 and len(step(fed, 2)) == 4
 
 
-def test_bytes_are_those_of_the_payload() -> None:
-    """10 floats down and 2 + 1 values up for each of four clients, 4 bytes a value."""
-    fed = federation(EQUAL)
-    step(fed, 0)
-    assert fed.collect()["comm/download_mb"] == pytest.approx(4 * 10 * 4 / 1e6)
-    assert fed.collect()["comm/upload_mb"] == pytest.approx(4 * 3 * 4 / 1e6)
+@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize("sum_every", [None, 3])
+@pytest.mark.parametrize(
+    ("kind", "size"), [(torch.float64, 4), (torch.float32, 4), (torch.bfloat16, 2), (torch.int8, 1), (torch.bool, 1)]
+)
+def test_bytes_are_those_of_the_payload(kind: torch.dtype, size: int, sum_every: int | None, rounds: int) -> None:
+    """10 + 5 values down and 2 + 1 up for each of four clients, on time or late: 4 bytes a value, or fewer."""
+    fed = federation(EQUAL, rule=aggregator("mean", sum_every=sum_every))
+    fed._clock._delays = ConstantDelay(rounds=rounds, draw="client").sample(None, range(4))  # type: ignore[arg-type]
+    fed.begin(0, 1.0)
+    cohort = fed.start_cohort((torch.zeros(10, dtype=kind), torch.zeros(5)))
+    assert fed.collect()["comm/download_mb"] == pytest.approx(4 * (10 * size + 5 * 4) / 1e6)
+    for round in range(1 + rounds):
+        if round:
+            fed.begin(round, 1.0)
+            cohort = fed.cohort(cohort.client_ids[:0])
+        fed.deliver(cohort, lambda part: Upload(torch.ones(len(part), 2).to(kind), part.ids.double()))
+    assert fed.collect()["comm/upload_mb"] == pytest.approx(4 * (2 * size + 4) / 1e6)
+    assert fed.collect()["cost/server_gflops"] == pytest.approx(2 * 4 * 3 / 1e9)
 
 
 def test_means_are_weighted_by_examples_or_uniform() -> None:
