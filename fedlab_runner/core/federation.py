@@ -30,6 +30,7 @@ from fedlab_runner.core.updates import Updates, Upload
 from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.server_optimizers.base import ServerOptimizer
+from fedlab_runner.utils.errors import UserError
 
 
 class Federation:
@@ -149,8 +150,14 @@ class Federation:
         """Sends the cohort's updates (tensors [K, ...]) on their way and receives those due in this round.
 
         Fields of the upload in `known`, which the server has already, do not count as sent. The policy `nonfinite`
-        treats a client whose row is not finite; under the policy stop this raises Diverged.
+        treats a client whose row is not finite; under the policy stop this raises Diverged. Raises UserError where the
+        run adds up updates, which `deliver` does.
         """
+        if self.at_once is not None:
+            raise UserError(
+                "aggregator.sum_every would do nothing, because the algorithm's round calls fed.collect_updates with "
+                "the updates of the whole cohort: call fed.deliver, or set the class attribute reads_sums to False"
+            )
         return self.deliveries.of_cohort(cohort, upload, known)
 
     def deliver(

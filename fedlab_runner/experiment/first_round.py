@@ -67,8 +67,8 @@ def _check_step(algorithm: ServerAlgorithm[Any, Any], fed: Federation, before: A
         )
     if (fed.deliveries.aggregation is not None or fed.at_once is not None) and not fed.deliveries.averaged:
         raise UserError(
-            f"aggregator would do nothing, because {name}.server_step takes no arrivals.mean or arrivals.sum: take "
-            "them, or set the class attributes averages and reads_sums to False"
+            f"aggregator would do nothing, because the server's step of {name} takes no arrivals.mean or arrivals.sum: "
+            "take them, or set the class attributes averages and reads_sums to False"
         )
 
 

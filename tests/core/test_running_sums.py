@@ -15,7 +15,7 @@ from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
-from fedlab_runner.utils.errors import Diverged
+from fedlab_runner.utils.errors import Diverged, UserError
 from tests.helpers.kinds import by_kind, in_turns
 from tests.helpers.toy import (
     ALGORITHMS,
@@ -131,6 +131,15 @@ class FarLoop(Loop):
         metrics, executor = RoundMetrics(), Poisoned(compile=False, round=self.poisoned)
         found = [job.carry_out(executor, metrics, each) for each in reversed(clients)]
         return reversed(found)
+
+
+def test_a_whole_cohorts_updates_are_refused_where_parts_are_asked_for() -> None:
+    fed = federation(rule=aggregator("mean", sum_every=2))
+    fed.begin(0, 1.0)
+    with pytest.raises(
+        UserError, match=r"^aggregator\.sum_every would do nothing, .* round calls fed\.collect_updates"
+    ):
+        fed.collect_updates(fed.start_cohort(()), Params(torch.zeros(8, 2)))
 
 
 @pytest.mark.parametrize("name", by_kind(SUMMED))

@@ -512,8 +512,14 @@ def test_known_fields_are_those_of_the_upload(tmp_path: Path, monkeypatch: pytes
     ("override", "line"),
     [
         ("server_optimizer=adam", "server_optimizer would do nothing, because FedAvg.round .*: call it, or set"),
-        ("aggregator=median", "aggregator would do nothing, because FedAvg.server_step takes no arrivals.mean"),
-        ("aggregator.sum_every=2", "aggregator would do nothing, because FedAvg.server_step takes no arrivals.mean"),
+        (
+            "aggregator=median",
+            "aggregator would do nothing, because the server's step of FedAvg takes no arrivals.mean",
+        ),
+        (
+            "aggregator.sum_every=2",
+            "aggregator would do nothing, because the server's step of FedAvg takes no arrivals.mean",
+        ),
     ],
 )
 def test_an_own_step_passes_by_neither_aggregator_nor_server_optimiser(
