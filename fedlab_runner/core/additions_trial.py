@@ -1,6 +1,7 @@
 """Tries the functions that an algorithm adds to local steps, before clients train with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import parted, side_by_side
-from fedlab_runner.core.global_rng import kept_globals, own_generators
+from fedlab_runner.core.global_rng import kept_globals, own_generators, torch_states
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.network_state import differ, is_same, reason
 from fedlab_runner.core.network_trial import MAX_STEP_FLOPS
@@ -29,8 +30,9 @@ TOLERANCE = 1e-4  # relative to a loss
 SPREAD = 3, -3
 _OWN = "its rows of per_client or into common"  # what no function may write into
 RIGHT = 'batch.mean(losses) of losses [b], such as F.cross_entropy(..., reduction="none")'  # what a loss gives
-# The functions, by their kind and code; and all functions of a work, with why clients cannot take its steps side by
-# side (None: they can).
+_DRAWS = "draws"  # of a function that draws torch's random numbers; and a key of a work's notes while one is tried
+# The functions, by their kind and code, with _DRAWS or None; and all functions of a work, with why clients cannot take
+# its steps side by side (None: they can).
 _tried: WeakKeyDictionary[ModelFamily, dict[Any, str | None]] = WeakKeyDictionary()
 
 
@@ -60,7 +62,7 @@ def try_additions(work: Work) -> None:
                     f"{_name(function)} writes into {_OWN}, as batch norm in training mode does: ask another model by "
                     "model.family.evaluate(params, buffers, inputs)"
                 )
-            tried[key] = None
+            tried[key] = one.notes.pop(_DRAWS, None)
     tried[functions] = _side_by_side(one)
 
 
@@ -69,6 +71,27 @@ def obstacle(work: Work) -> str | None:
     them.
     """
     return work.family.alone or _tried.get(work.family, {}).get(_functions(work))
+
+
+def draws(work: Work) -> bool:
+    """Whether the steps of a work draw torch's random numbers, as dropout does: these depend on the clients that train
+    side by side.
+    """
+    tried = _tried.get(work.family, {})
+    return work.family.draws or any(tried.get(key) for key in _functions(work))
+
+
+@contextmanager
+def _from_a_seed(one: Work) -> Iterator[None]:
+    """A context in which torch's generators begin from a seed, and after which all generators are as they were. It
+    notes whether torch's were drawn from.
+    """
+    device = one.family.device
+    with kept_globals(), own_generators(device, 0):
+        before = torch_states(device)
+        yield
+        if torch_states(device) != before:
+            one.notes[_DRAWS] = _DRAWS
 
 
 def _functions(work: Work) -> tuple[tuple[str, Any], ...]:
@@ -112,6 +135,8 @@ def _try_loss(one: Work) -> None:
     mask = (torch.arange(len(index), device=index.device) < 1).to(family.dtype)
     family.mode(True)
     params, buffers = (part[0] for part in one.start_of(np.arange(1)))
+    with own_generators(family.device, 0):
+        near = params + NEAR * torch.randn_like(params)
 
     def checked(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
         found = loss(model, batch, *own)
@@ -127,10 +152,9 @@ def _try_loss(one: Work) -> None:
         """The loss, and the change [B] of the buffers."""
         inputs, targets = one.client_data.minibatch(examples)
         targets = torch.where(mask > 0, targets, (targets + shift) % family.num_classes)
-        with kept_globals(), own_generators(family.device, 0):
-            near = (params + NEAR * torch.randn_like(params)).requires_grad_()
+        with _from_a_seed(one):
             batch = family.batch(inputs, targets, mask)
-            value, (_, after) = objective(near, buffers.clone(), *batch[:3], *own)
+            value, (_, after) = objective(near.clone().requires_grad_(), buffers.clone(), *batch[:3], *own)
             return value.detach(), after.detach() - buffers
 
     first, change = tried(index)
@@ -176,7 +200,7 @@ def _try_penalty(one: Work) -> None:
 def _try_perturb(one: Work) -> None:
     perturb, g = one.perturb, _values(one)
     assert perturb is not None
-    with kept_globals(), own_generators(one.family.device, 0):
+    with _from_a_seed(one):
         _check_size(_name(perturb), perturb(g.clone(), *_own(one)), len(g))
 
 
@@ -200,12 +224,12 @@ def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: 
         return cast("Tensor", found)
 
     sizes = [shape.numel() for first, shape in family.layout.values() if first < family.num_params]
-    with kept_globals(), own_generators(family.device, 0):
+    with _from_a_seed(one):
         whole = given(values, *own)
-        draws = not torch.equal(whole, given(values, *own))
-    if draws:
+        again = given(values, *own)
+    if not torch.equal(whole, again):
         others = torch.cat([values[: sizes[0]], -2 * values[sizes[0] :]])
-        with kept_globals(), own_generators(family.device, 0):
+        with _from_a_seed(one):
             alike = not differ(given(others, *own)[: sizes[0]], whole[: sizes[0]])
     else:
         try:  # tensor by tensor: the memory of a trial is that of few models

@@ -80,6 +80,12 @@ def seeded(draw: Callable[[], Tensor], seed: int, what: str, device: torch.devic
     )
 
 
+def torch_states(device: torch.device) -> bytes:
+    """The state of torch's generators on the host and on the device."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return b"".join(state.numpy().tobytes() for state in states)
+
+
 def _others() -> Any:
     """The states of numpy's and Python's generators."""
     _, key, *place = np.random.get_state()

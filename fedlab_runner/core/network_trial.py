@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedlab_runner.core.classifier import Classifier, candidates, giving_logits
-from fedlab_runner.core.global_rng import own_generators, seeded
+from fedlab_runner.core.global_rng import own_generators, seeded, torch_states
 from fedlab_runner.core.layers.kinds import adapts_gradients
 from fedlab_runner.core.layers.replacement import cast
 from fedlab_runner.core.losses import losses
@@ -149,7 +149,7 @@ def _called(family: ModelFamily, w: Tensor, inputs: Tensor, training: bool) -> t
     calls: list[Call] = []
 
     def logits() -> Tensor:
-        states.append(_state(family.device))
+        states.append(torch_states(family.device))
         version = inputs._version  # torch counts what is written into a tensor and its views
         call = applied(family, w, inputs, training)
         if inputs._version != version:
@@ -157,7 +157,7 @@ def _called(family: ModelFamily, w: Tensor, inputs: Tensor, training: bool) -> t
                 "the model writes into its inputs, which may be the data set itself: replace an operation in place, "
                 "such as x.sub_(1), by x - 1"
             )
-        states.append(_state(family.device))
+        states.append(torch_states(family.device))
         calls.append(call)
         return _checked(call.logits, [len(inputs), family.num_classes])
 
@@ -252,9 +252,3 @@ def _checked(found: Any, shape: list[int]) -> Tensor:
         return found
     given = f"{list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
     raise ValueError(f"the model must give logits [examples, classes], here {shape}, got {given}")
-
-
-def _state(device: torch.device) -> bytes:
-    """The state of torch's generators."""
-    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    return b"".join(state.numpy().tobytes() for state in states)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlab_runner.core.additions_trial import draws
 from fedlab_runner.core.own_values import Columns, Own
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
@@ -51,10 +52,10 @@ def shares_of(work: Work, chunks: list[Chunk], count: int) -> list[ClientShare]:
 def divided(inner: ChunkedExecutor, work: Work, count: int) -> list[ClientShare]:
     """The cohort in up to `count` shares of nearly equal work; clients that would train in one call are divided too.
 
-    With dropout they are not: its masks are those of a call.
+    Where their steps draw random numbers, as with dropout, they are not: these are those of a call.
     """
     chunks = inner.chunks(work)
-    if len(chunks) < count and not work.family.draws:
+    if len(chunks) < count and not draws(work):
         parts = (Chunk(each.rows[part::count], each.frozen_norm) for each in chunks for part in range(count))
         chunks = sorted((part for part in parts if len(part.rows)), key=lambda part: -work.num_steps[part.rows].sum())
     return shares_of(work, chunks, min(count, len(chunks)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.additions_trial import obstacle
+from fedlab_runner.core.additions_trial import draws, obstacle
 from fedlab_runner.core.executor import Executor, OfOne, Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.work import Work
@@ -47,9 +47,10 @@ class Auto:
     machine, code and kind of work.
 
     The run's folder keeps the choices, so that a run that continues on the same type of machine keeps its executors and
-    computes the same bits. With dropout, whose masks depend on the clients that train side by side, it trains one
-    client after another. `workers` bounds the worker processes (null: as many as there are usable cores; 1: none). With
-    `compile=false` it never compiles. While the compiler works, a signal to stop has to wait.
+    computes the same bits. Dropout's masks, and torch's random numbers that an algorithm's functions draw, depend on
+    the clients that train side by side: with either it trains one client after another. `workers` bounds the worker
+    processes (null: as many as there are usable cores; 1: none). With `compile=false` it never compiles. While the
+    compiler works, a signal to stop has to wait.
     """
 
     seconds: float
@@ -180,4 +181,4 @@ class _Choosing(SingleProcessExecutor):
             found = fastest(work, fitting(work, compile=self._settings.compile), rounds)
             if found is not None:
                 return found
-        return REFERENCE if work.family.draws or obstacle(work) else SIDE_BY_SIDE
+        return REFERENCE if draws(work) or obstacle(work) else SIDE_BY_SIDE

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedlab_runner.core.additions import lasts, parted, side_by_side
+from fedlab_runner.core.additions_trial import draws
 from fedlab_runner.core.client_data import Plan
 from fedlab_runner.core.layered_model import LayeredModel
 from fedlab_runner.core.model_family import Batch, ModelFamily
@@ -32,11 +33,11 @@ MAX_GATHERED_BYTES = 2**19  # of examples that one call gathers for several step
 def in_layers(work: Work) -> bool:
     """Whether a compiled step can move the work's models layer by layer.
 
-    A function that each round makes would be compiled in each round. Dropout would draw other masks, and what mixes
-    examples would see those that fill up a minibatch.
+    A function that each round makes would be compiled in each round. Dropout, or a function that draws, would draw
+    other numbers, and what mixes examples would see those that fill up a minibatch.
     """
     family, same = work.family, all(map(lasts, (work.loss, work.penalty, work.perturb, work.correct, work.per_step)))
-    return same and not (family.writes_buffers or family.draws or family.mixes or family.alone)
+    return same and not (family.writes_buffers or draws(work) or family.mixes or family.alone)
 
 
 def is_ready(work: Work, clients: int) -> bool:

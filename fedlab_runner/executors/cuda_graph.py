@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import lasts, side_by_side
+from fedlab_runner.core.additions_trial import draws
 from fedlab_runner.core.executor import Parallel
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.optimizer import Optimizer, zero_slots
@@ -51,7 +52,7 @@ class CudaGraph(Vectorized):
         return found._replace(apart=found.clients)
 
     def train_chunk(self, work: Work, chunk: Chunk, y: Tensor, losses: Tensor) -> None:
-        if work.family.draws or not work.num_steps[chunk.rows].any():
+        if draws(work) or not work.num_steps[chunk.rows].any():
             super().train_chunk(work, chunk, y, losses)
             return
         work.family.mode(True, frozen_norm=chunk.frozen_norm)

@@ -19,6 +19,8 @@ from fedlab_runner.core.losses import ACE, WSM, LossFunction, losses
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._autotune.ways import fitting
+from fedlab_runner.executors.auto import Auto
+from fedlab_runner.executors.compiled import in_layers
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
@@ -267,6 +269,37 @@ def test_a_step_that_vmap_cannot_take_is_taken_one_by_one(given: dict[str, Any])
     with pytest.raises(UserError, match=line):
         Vectorized(chunk_size=None, compile=False).train(work)
     Vectorized(chunk_size=None, compile=False).train(replace(work, loss=None, perturb=None))
+
+
+def drawn(like: Tensor, *own: Tensor) -> Tensor:
+    return like * torch.rand_like(like)
+
+
+def drawn_loss(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
+    return batch.mean(drawn(each(model, batch)))
+
+
+def drawn_penalty(w: Tensor) -> Tensor:
+    return drawn(w).sum()
+
+
+@pytest.mark.parametrize(
+    "given", [{"loss": drawn_loss}, {"penalty": drawn_penalty}, {"perturb": drawn}, {"correct": drawn}]
+)
+def test_functions_that_draw_random_numbers_are_called_one_by_one(given: dict[str, Any]) -> None:
+    """Also beside another function that has been tried alone."""
+    fed = federation(executor=Auto(seconds=30.0, workers=1, compile=False))
+    family, ids, steps = fed.family, np.array([3, 4]), np.ones(2, np.int64)
+    work = Work(family, fed.client_data, ids, steps, fed.local, 0.1, 0, 0, family.init(0))
+    still = Proximal(0.1) if "penalty" not in given else None
+    for more in ({}, {"penalty": still, "common": (work.start[: family.num_params],)} if still else {}):
+        one = replace(work, **given, **more)
+        try_additions(one)
+        assert {way.chunk_size for way in fitting(one, compile=False)} == {1} and not in_layers(one)
+        found, expected = (each.train(one)[0] for each in (fed.executor, Loop(compile=False)))
+        assert torch.equal(found, expected)
+    try_additions(replace(work, loss=without_offsets))
+    assert None in {way.chunk_size for way in fitting(replace(work, loss=without_offsets), compile=False)}
 
 
 @dataclass(frozen=True)

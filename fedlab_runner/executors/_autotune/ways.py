@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedlab_runner.core.additions_trial import obstacle
+from fedlab_runner.core.additions_trial import draws, obstacle
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import ChunkedExecutor
@@ -71,11 +71,12 @@ WAYS = {  # all ways, by their words
 def fitting(work: Work, *, compile: bool) -> list[Way]:
     """The ways that fit the work. Ways with compiled steps come last, and only with `compile`.
 
-    Dropout would draw other masks for clients that train side by side. On a CPU, convolutions of several models are
-    slower in one call than one after another, and a large cohort does not fit into the caches.
+    Dropout, or a function that draws, would draw other numbers for clients that train side by side. On a CPU,
+    convolutions of several models are slower in one call than one after another, and a large cohort does not fit into
+    the caches.
     """
     family, clients = work.family, len(work.ids)
-    on_cpu, side_by_side = family.device.type == "cpu", not (family.draws or obstacle(work))
+    on_cpu, side_by_side = family.device.type == "cpu", not (draws(work) or obstacle(work))
     if on_cpu:
         side_by_side &= clients > 1 and not family.has_convolution
         whole = clients * family.size <= MAX_WHOLE_VALUES
