@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +161,6 @@ def _source(name: str, path: Path) -> _Source:
     return source
 
 
-@lru_cache(maxsize=1024)
 def _parsed(content: bytes, package: str, suffix: str) -> _Source:
     if suffix != ".py":
         return _Source(hashlib.sha256(content).hexdigest()[:12], frozenset())
