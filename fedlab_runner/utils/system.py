@@ -54,8 +54,8 @@ def _idle_ticks() -> int | None:
 
 def jobs_at_once(launcher: Mapping[str, Any]) -> int:
     """How many jobs of a sweep share this machine, by the config of Hydra's launcher."""
-    if launcher["_target_"].endswith("submitit_launcher.LocalLauncher"):  # starts all jobs at once
-        return machine_cores()
+    if launcher["_target_"].endswith(("submitit_launcher.LocalLauncher", "ray_launcher.RayLauncher")):
+        return machine_cores()  # the one starts all jobs at once, the other one for each core
     jobs = int(launcher.get("n_jobs") or 1)
     return max(1, machine_cores() + 1 + jobs if jobs < 0 else jobs)
 

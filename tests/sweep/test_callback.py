@@ -283,6 +283,7 @@ def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
         ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": -1}, 1),
         ({"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": -5}, 2),
         ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}, 1),
+        ({"_target_": "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"}, 1),
         ({"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"}, 8),
     ],
 )
