@@ -131,6 +131,8 @@ class Guard:
                 f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
                 f"out such updates with nonfinite=drop, which continues from here with {THIS_FOLDER}"
             )
+        if self._failed.issuperset(ids.tolist()):  # named before in this round, which may train them several times
+            return
         self._failed.update(ids.tolist())
         self._warnings += 1
         if self._warnings <= MAX_WARNINGS:

@@ -27,7 +27,9 @@ def check_finite(algorithm: Algorithm[Any], fed: Federation, before: Any, after:
             of = "" if arrived is None else f" of {count_of(int(arrived), 'update')}"
             made = f"the model that {type(algorithm).__name__}.round made{of}"
             fault = f"{made} is not finite" if loss is None else f"the loss is finite, but not {made}"
-            raise Diverged(f"{diagnosis}: {fault}: {lower}, or mend the step of an own algorithm or server optimiser")
+            rest = "or mend the step of an own algorithm or server optimiser"
+            of_server = "" if loss is None else "lower the algorithm's rates, "
+            raise Diverged(f"{diagnosis}: {fault}: {lower}, {of_server}{rest}")
         if bool(family.bad_statistics(model[None, family.num_params :]).any()):
             raise Diverged(
                 f"{diagnosis}: the algorithm left a running variance of batch norm below zero; it must replace "

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -271,6 +272,18 @@ def test_warnings_name_whom_and_end(caplog: pytest.LogCaptureFixture) -> None:
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10 and lines[0].startswith("round 1: updates of clients 0, 1, 2, 3, 4 and 2 more not finite")
     assert "from now on" in lines[-1] and "from now on" not in lines[-2]
+
+
+def test_a_client_that_trains_several_times_in_a_round_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard("drop")
+    for round in range(2):
+        guard.begin(round)
+        for ids in ([3, 5], [5], [5, 6]):
+            guard.answered(np.array(ids), [torch.full((len(ids), 3), NAN)])
+    named = ["clients 3, 5", "clients 5, 6"]
+    assert [re.findall("clients [0-9, ]+[0-9]", record.getMessage()) for record in caplog.records] == [
+        [each] for each in 2 * named
+    ]
 
 
 # Update clipping

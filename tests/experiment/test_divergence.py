@@ -27,3 +27,9 @@ def test_where_no_client_trains_neither_their_loss_nor_their_rate_is_named(tmp_p
     line = r"diverged in round 1: the model that Center\.round made is not finite: lower the algorithm's rates, or mend"
     with pytest.raises(Diverged, match=line):
         run_in(tmp_path, composed("algorithm=center", "algorithm.lr=1e30", "model=mlp", "rounds=2"))
+
+
+def test_where_the_server_diverges_its_own_rates_are_named(tmp_path: Path) -> None:
+    line = r"not the model that Feddle\.round made of \d+ updates: .*clip_norm, lower the algorithm's rates, or mend"
+    with pytest.raises(Diverged, match=line):
+        run_in(tmp_path, composed("algorithm=feddle", "algorithm.lr=1e30", "model=mlp", "delay=none", "rounds=2"))
