@@ -28,6 +28,7 @@ class DefKT(DecentralizedAlgorithm[Clients]):
 
     epochs: int
 
+    heterogeneous: ClassVar[bool] = False  # a client's model is replaced by a received one
     model_copies: ClassVar[int] = 8  # of sender and receiver: before, trained, taught and joined in pairs
     training_copies: ClassVar[int] = 5  # what the senders trained, and pairs before and after training
     step_copies: ClassVar[int] = 5  # the second model, its gradient and its parts
@@ -37,8 +38,6 @@ class DefKT(DecentralizedAlgorithm[Clients]):
         at_least(0, epochs=self.epochs)
 
     def check(self, fed: Federation) -> None:
-        if len(fed.families) > 1:
-            raise UserError("algorithm=def_kt replaces a client's model by a received one: use one architecture")
         if 2 * fed.cohort_size > fed.population:
             raise UserError(
                 f"participation must be at most half of the {fed.population} clients, because as many receive, got "

@@ -178,9 +178,9 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["server_optimizer"] = "none"
     if not algorithm.averages or (algorithm.reads_sums and draw.random() < 0.5):
         pick["aggregator"] = "mean"
-    if algorithm.heterogeneous:
+    if algorithm.decentralized:
         pick["analysis"] = "none"
-    elif pick["model"] == "mix":
+    if pick["model"] == "mix" and not algorithm.heterogeneous:
         pick["model"] = "mlp"
     if pick["model"] in LARGE and draw.random() < 0.6:
         pick["model"] = "preact_resnet" if pick["partition"] != "random_blocks" else "blocks_mlp"
