@@ -42,6 +42,13 @@ def test_every_choice_has_its_chapter_with_all_keys(group: str) -> None:
         assert all(f"| {key} |" in found[path.stem] for key, *_ in reference.keys(path))
 
 
+@pytest.mark.parametrize("group", reference.GROUPS)
+def test_what_a_key_means_is_in_its_line(group: str) -> None:
+    """The pages leave out a comment of the lines after it."""
+    texts = [path.read_text() for path in (ROOT / "conf" / group).rglob("*.yaml")]
+    assert [found for text in texts for found in re.findall(r"^\w+:.*#.*\n +#.*", text, re.M)] == []
+
+
 def test_every_experiment_is_listed() -> None:
     listed = {row[0].strip("`") for row in markdown.rows((FOLDER / "experiment.md").read_text())}
     folder = ROOT / "conf" / "experiment"
