@@ -15,7 +15,8 @@ LEAD = (
     "algorithm that has a place for them. The run refuses the others before it starts, in one line with the "
     "reason. Where there is no server nobody is late, and the run says that it does not use `delay`. All that an "
     "algorithm accepts works together, and resumes to the same bits "
-    "([test](../../tests/algorithms/test_choices.py)). Every algorithm takes every data set, partition, client "
+    "([test](../../tests/algorithms/test_choices.py)). The architectures of `dpsgd`, `federated_dropout`, "
+    "`fedrolex` and `heterofl` may differ in width alone. Every algorithm takes every data set, partition, client "
     "split, executor and evaluation, unless its section says otherwise."
 )
 HEADER = [
