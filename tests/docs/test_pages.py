@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import shlex
-import subprocess
 from functools import cache, partial
 from pathlib import Path
 
@@ -55,24 +54,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_picture_is_on_a_page() -> None:
     shown = {(page.parent / target).resolve() for page in PAGES for target in LINK.findall(page.read_text())}
     assert [path for path in (DOCS / "images").iterdir() if path.resolve() not in shown] == []
-
-
-OF_OTHERS = {"d832e76"}  # commits of repositories other than this one
-
-
-def test_commits_are_in_the_repository() -> None:
-    """But for those of which a page says that the repository lacks them."""
-    git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
-    if git(["git", "rev-parse", "--is-shallow-repository"]).stdout != "false\n":
-        pytest.skip("needs the history of the repository")
-    named: set[str] = set()
-    for page in BY_HAND:
-        text = page.read_text()
-        lacking = re.findall(r"This repository lacks the commits (.*?)\.", text, re.S)
-        hexadecimal = set(re.findall(r"(?<![\w/#.-])(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7}(?![\w-])", text))
-        named |= hexadecimal - set(re.findall(r"\w+", " ".join(lacking)))
-    asked = git(["git", "cat-file", "--batch-check"], input="".join(f"{each}\n" for each in sorted(named - OF_OTHERS)))
-    assert [line for line in asked.stdout.splitlines() if " commit " not in line] == []
 
 
 @pytest.mark.parametrize("page", BY_HAND, ids=name)

@@ -6,8 +6,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import time
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -282,25 +280,6 @@ def test_no_two_blocks_have_one_title() -> None:
     titles = [headline.block_title(title, members) for title, members in blocks]
     assert len({*titles}) == len(titles) == len(runs), titles
     assert "1 more block of conditions is below." in headline.headline(blocks, runs, [])
-
-
-def test_keys_that_tell_many_blocks_apart_are_found_soon() -> None:
-    """Those that tell a block from most others first. Another way to find them took seconds for so many."""
-    rng, keys = np.random.default_rng(0), [f"key{i}" for i in range(100)]
-    settings = [dict(zip(keys, map(str, rng.integers(0, 1 + i % 4, 100)), strict=True)) for i in range(300)]
-    having = defaultdict[tuple[str, str], int](int)
-    for number, each in enumerate(settings):
-        for item in each.items():
-            having[item] |= 1 << number
-    began = time.process_time()
-    found = [grouping._telling(keys, each, 2**300 - 1, having) for each in settings]
-    assert time.process_time() - began < 2
-    for one, told in list(zip(settings, found, strict=True))[:20]:
-        left, rest = list(settings), list(keys)
-        for key in told:
-            most = [sum(each[other] != one[other] for each in left) for other in rest]
-            assert key == rest.pop(int(np.argmax(most)))
-            left = [each for each in left if each[key] == one[key]]
 
 
 # Numbers and axes.
