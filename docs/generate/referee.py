@@ -68,7 +68,7 @@ largest difference of a value, over {rounds} rounds of {cohort} of {clients} cli
 APFL and FedALA also those of the clients' personal models, and with a `home` what stays there. Oracles that compute \
 in float64 must agree to {float64:.0e}. Where some value on the way is float32, they must agree to {float32:.0e}.
 
-dp-accounting (differential privacy) is no oracle: this package has none. Below each table are the library's methods \
+dp-accounting is no oracle, as this package has no differential privacy. Below each table are the library's methods \
 that this package does not have. In rows of byzfl two of eight updates are replaced by those of one of its attacks.
 
 Partitions are compared by two-sample tests (Kolmogorov and Smirnov) of {statistics} statistics of the counts of \

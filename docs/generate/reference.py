@@ -71,38 +71,40 @@ GROUPS = {
     "home": Group(
         "Homes",
         "A home says which part of its model a client keeps to itself: its own values there are never sent and never "
-        "counted as sent, and they go from round to round in the client's row. Local training starts from the received "
-        "model with the client's own part in it; the server, its optimiser and its caches see no change there. FedPer, "
-        "LG-FedAvg and FedBN are `algorithm=fedavg` with `head`, `body` and `norm`; `fedrep` and `fedbabu` have `head` "
-        "unless the command line names another; every other algorithm that averages "
-        "takes a home too, and FedWalk where its base does. A client that has not trained has the values of the "
-        "run's first model. A late client has its new values when its update arrives; one whose update is not "
-        "finite keeps "
-        "the old ones. Proximal terms pull the shared part alone; `local.update_norm` bounds the change of both parts "
-        "together. A server that trains or distils on its own examples has a part of its own there, which nobody "
-        "receives. `client/...` in `evaluation.matrix` tests the clients' own models; `test/accuracy` tests them only "
-        "where there is no server. [Which algorithms take a home](algorithm.md#what-composes-with-what), and why "
-        "others do not, is in a table. `fedgen` refuses one that keeps part of the classifier, and so does `hyfem` "
-        "with `first_classifiers=own`; `analysis=update_cosines` refuses every one. `head` and `body` need a model "
-        "that ends in one linear layer, `norm` one with normalising layers, `prefixes` names that it has.",
+        "counted as sent, and they go from round to round in the client's row. FedPer, LG-FedAvg and FedBN are "
+        "`algorithm=fedavg` with `head`, `body` and `norm`; `fedrep` and `fedbabu` have `head` unless the command line "
+        "names another.\n\n"
+        "Local training starts from the received model with the client's own part in it. A client that has not trained "
+        "has the values of the run's first model. A late client has its new values when its update arrives; one whose "
+        "update is not finite keeps the old ones. Proximal terms pull the shared part alone; `local.update_norm` "
+        "bounds the change of both parts together. The server, its optimiser and its caches see no change of the part at "
+        "home. A server that trains or distils on its own examples has a part of its own there, which nobody "
+        "receives.\n\n"
+        "`client/...` in `evaluation.matrix` tests the clients' own models; `test/accuracy` tests them only where "
+        "there is no server.\n\n"
+        "[A table](algorithm.md#what-composes-with-what) has the algorithms that take a home, and why others do not. "
+        "FedWalk takes one where its base does. `fedgen` refuses one that keeps "
+        "part of the classifier, and so does `hyfem` with `first_classifiers=own`; `analysis=update_cosines` refuses "
+        "every one. `head` and `body` need a model that ends in one linear layer, `norm` one with normalising layers, "
+        "`prefixes` names that it has.",
     ),
     "aggregator": Group(
         "Aggregators",
         "An aggregator says what the server takes for the mean of the updates that arrive, where some of them may be "
         "Byzantine: sent by clients that fail or lie. It acts in every mean and sum that an algorithm makes of them, "
-        "late ones included: of changes or models, batch norm's statistics, SCAFFOLD's control variates, FedDyn's h. "
-        "`krum`, `multi_krum`, `bulyan` and `geometric_median` decide once in a round, by the distances between whole "
-        "updates: all vectors that a client sends, as one, without single numbers such as FedNova's count of steps. "
-        "Then the decision holds for each vector. `median` and `trimmed_mean` take each value by itself. A server "
-        "optimiser, a home, late clients and `nonfinite` work as with the mean. An aggregator keeps nothing from "
-        "round to round. `aggregator.byzantine` is a share, because with late clients the number A of arriving "
-        "updates varies. The run refuses a share that a whole cohort cannot bear (`krum` and `multi_krum` need A >= "
-        "2f + 3, `bulyan` A >= 4f + 3); in a round with fewer arrivals f is the largest that they allow, and "
-        "`aggregator/tolerated` logs it. Comparing costs about A^2 / 2 distances; blocks of values bound the memory. "
-        "[Which algorithms take one](algorithm.md#what-composes-with-what) is in a table: those whose server steps by "
-        "the mean of the arriving updates alone, and FedWalk around them. With `aggregator.sum_every` a round holds "
-        "the models of so many clients and not of a whole cohort; the column `sum_every` of that table has the "
-        "algorithms that take it.",
+        "late ones included: of changes or models, batch norm's statistics, SCAFFOLD's control variates, FedDyn's h. A "
+        "server optimiser, a home, late clients and `nonfinite` work as with the mean. An aggregator keeps nothing "
+        "from round to round. [A table](algorithm.md#what-composes-with-what) has the algorithms that take one: those "
+        "whose server steps by the mean of the arriving updates alone, and FedWalk around them.\n\n"
+        "`median` and `trimmed_mean` take each value by itself. `krum`, `multi_krum`, `bulyan` and `geometric_median` "
+        "decide once in a round, by the distances between whole updates: all vectors that a client sends, as one, "
+        "without single numbers such as FedNova's count of steps. Then the decision holds for each vector. Comparing A "
+        "updates costs about A^2 / 2 distances; blocks of values bound the memory.\n\n"
+        "`aggregator.byzantine` is a share, because with late clients the number A of arriving updates varies. The run "
+        "refuses a share that a whole cohort cannot bear (`krum` and `multi_krum` need A >= 2f + 3, `bulyan` A >= 4f + "
+        "3); in a round with fewer arrivals f is the largest that they allow, and `aggregator/tolerated` logs it.\n\n"
+        "With `aggregator.sum_every` a round holds the models of so many clients and not of a whole cohort; the column "
+        "`sum_every` of that table has the algorithms that take it.",
     ),
     "server_optimizer": Group(
         "Server optimisers",

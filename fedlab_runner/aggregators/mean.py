@@ -13,8 +13,8 @@ from fedlab_runner.utils.validate import at_least
 class Mean(Aggregator):
     """The server takes the mean, weighted as the algorithm says.
 
-    With `sum_every` so many clients of a cohort train, then the next ones; a round holds their models, and of those
-    before them the sum. The mean is that of all at once but for rounding.
+    With `sum_every` that many clients of a cohort train, then the next ones. The round holds their models and the sum
+    of the earlier ones. The mean is that of all clients at once, but for rounding.
     """
 
     sum_every: int | None

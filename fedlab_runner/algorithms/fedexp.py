@@ -32,7 +32,7 @@ class FedExPUpload(NamedTuple):
 @dataclass(frozen=True)
 class FedExP(ServerAlgorithm[FedExPState, FedExPUpload]):
     """FedAvg with a server step that grows as client updates disagree. Its factor over the trainable parameters is
-    max(1, mean |Delta_j|^2 / 2 (|mean Delta_j|^2 + eps)).
+    max(1, mean |Delta_j|^2 / (2 (|mean Delta_j|^2 + eps))).
 
     With `eval_avg_last2` the run evaluates the mean of the last two models, as the paper does; clients receive the last
     model. `weighting` is that of FedAvg. The server adds late changes to its present model.

@@ -16,8 +16,8 @@ DEFAULT_SIZE = 1000  # examples, as in Feddle
 class InDomain(ServerDataSource):
     """`size` examples or a `fraction` of the test set, drawn uniformly. With both null: 1000, but at most a quarter.
 
-    The test set loses these examples, whether or not the algorithm uses them. Of two such nodes each takes its share of
-    the whole test set.
+    The test set loses these examples, whether or not the algorithm uses them. Where two of `server_data`,
+    `auxiliary_data` and `probe_data` are in-domain, each takes its share of the whole test set.
     """
 
     size: int | None
