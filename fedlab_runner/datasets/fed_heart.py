@@ -30,8 +30,9 @@ TINY = 1e-9  # added to a standard deviation, so that a feature that is constant
 
 @dataclass(frozen=True)
 class FedHeart(Dataset):
-    """740 patients as vectors of 13 features, healthy or ill. With `partition=natural num_clients=4` each hospital is a
-    client.
+    """740 patients as vectors of 13 features, healthy or ill.
+
+    With `partition=natural num_clients=4 participation.cohort_size=4` each hospital is a client, and all train.
 
     As in FLamby, patients with a missing value do not count, and 66 % of each hospital's patients are for training.
     They are drawn class by class, except in Switzerland, where too few are healthy. Training examples are standardised

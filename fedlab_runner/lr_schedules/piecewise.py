@@ -11,7 +11,7 @@ from fedlab_runner.lr_schedules.base import LRSchedule
 class PiecewiseLR(LRSchedule):
     """`factors[0]` before round `boundaries[0]`, `factors[1]` from that round to `boundaries[1]`, and so on.
 
-    Example: FedWalk's 1e-2, and 1e-5 from round 100, is local.lr=1e-2, boundaries [100], factors [1, 1e-3].
+    Example: FedWalk's 99 rounds at 1e-2, then 1e-5, are local.lr=1e-2, boundaries [99], factors [1, 1e-3].
     """
 
     boundaries: list[int]

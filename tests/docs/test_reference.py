@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs.generate import markdown, reference
-from fedlab_runner.config import listing
+from fedlab_runner.config import build, listing
+from tests.helpers.composed import composed
 from tests.helpers.paths import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
@@ -47,6 +48,22 @@ def test_what_a_key_means_is_in_its_line(group: str) -> None:
     """The pages leave out a comment of the lines after it."""
     texts = [path.read_text() for path in (ROOT / "conf" / group).rglob("*.yaml")]
     assert [found for text in texts for found in re.findall(r"^\w+:.*#.*\n +#.*", text, re.M)] == []
+
+
+def advised() -> list[list[str]]:
+    """Of each choice whose comment names values of keys: the choice and these."""
+    found = []
+    for path in (path for group in reference.GROUPS for path in reference.files(group)):
+        comment = re.match(r"(#.*\n)*", path.read_text())
+        words = re.findall(r"(?<=[ :])[\w.@]+=(?:[\w/.]+|\[.*?\])(?=[ ,.;)]|$)", comment[0] if comment else "", re.M)
+        if words and "???" not in path.read_text():
+            found.append([f"{path.parent.name}={path.stem}", *(word.rstrip(".") for word in words)])
+    return found
+
+
+@pytest.mark.parametrize("overrides", advised(), ids=" ".join)
+def test_what_the_comment_of_a_choice_advises_can_be_built(overrides: list[str]) -> None:
+    build.build(composed(*overrides, small=False))
 
 
 def test_every_experiment_is_listed() -> None:
