@@ -6,6 +6,7 @@ import numpy as np
 
 from fedlab_runner.core.algorithm import Algorithm, ServerAlgorithm
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.utils.counting import count_of
 
 MAX_ROUNDS_AHEAD = 1000  # of a run, above which it is not checked
 
@@ -23,4 +24,4 @@ def foreseen(algorithm: Algorithm[Any], fed: Federation, rounds: int) -> str | N
         seen.append(np.array(stalenesses[round], np.int64))
         if any(map(len, seen)) and (reason := algorithm.stands_still(seen)) is None:
             return None
-    return reason or f"no update arrives within the {rounds} rounds: lower the delay, or ask for more rounds"
+    return reason or f"no update arrives within {count_of(rounds, 'round')}: lower the delay, or ask for more rounds"

@@ -52,6 +52,12 @@ def test_a_run_that_stands_still_says_so(case: str, tmp_path: Path, caplog: pyte
     assert (tmp_path / "summary.json").read_bytes() == bytes, "a finished run keeps what it said"
 
 
+@pytest.mark.parametrize(("rounds", "within"), [(1, "1 round:"), (1000, "1,000 rounds:")])
+def test_the_rounds_in_which_nothing_arrives_are_counted_in_words(rounds: int, within: str) -> None:
+    fed = federation(delay=ConstantDelay("client", 1000))
+    assert f"within {within}" in str(foreseen(algorithm("fedavg"), fed, rounds))
+
+
 @pytest.mark.parametrize("case", MOVING)
 def test_a_run_that_moves_does_not(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "fedlab_runner")
