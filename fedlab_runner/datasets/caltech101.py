@@ -13,8 +13,10 @@ from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.validate import within
 
 IMAGES, BACKGROUND = "101_ObjectCategories", "BACKGROUND_Google"
-# The place of the files, for messages.
-LAYOUT = f"caltech101/{IMAGES}/<category>/image_0001.jpg (as caltech-101.zip unpacks)"
+LAYOUT = (  # the place of the files, for messages
+    f"caltech101/{IMAGES}/<category>/image_0001.jpg (as caltech-101.zip unpacks, from "
+    "https://data.caltech.edu/records/20086)"
+)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from fedlab_runner.datasets.image_cache import decode
 # Folders that may hold the photographs; the first that exists counts.
 IMAGES = ("data/raw/img_align_celeba", "raw/img_align_celeba", "img_align_celeba")
 LAYOUT = (  # the place of the files, for messages
-    "celeba/train/*.json and celeba/test/*.json, or celeba/all_data/*.json (LEAF), and the photographs in "
-    "celeba/img_align_celeba/ or celeba/raw/img_align_celeba/"
+    "celeba/train/*.json and celeba/test/*.json, or celeba/all_data/*.json (LEAF, https://leaf.cmu.edu), and the "
+    "photographs in celeba/img_align_celeba/ or celeba/raw/img_align_celeba/"
 )
 
 

@@ -18,7 +18,7 @@ CLASSES = (  # folder names, in the order of the class indices
     *("Pasture", "PermanentCrop", "Residential", "River", "SeaLake"),
 )
 # The place of the files, for messages.
-LAYOUT = "eurosat/2750/<class>/<class>_<number>.jpg, as torchvision's EuroSAT has it"
+LAYOUT = "eurosat/2750/<class>/<class>_<number>.jpg, as in EuroSAT.zip from https://github.com/phelber/EuroSAT"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Fed-Heart-Disease (FLamby, NeurIPS 2022): patients of four hospitals. https://arxiv.org/abs/2210.04620
 
-The files are UCI's Heart Disease (Janosi et al., 1988), https://archive.ics.uci.edu/dataset/45/heart+disease
+The files are UCI's Heart Disease (Janosi et al., 1988).
 
 Licence: CC BY 4.0, by UCI's page.
 """
@@ -18,7 +18,9 @@ from fedlab_runner.datasets.examples import Data, Examples
 
 # Names of the files' hospitals, in the order of the clients.
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-LAYOUT = f"fed_heart/processed.{{{','.join(HOSPITALS)}}}.data"  # the place of the files, for messages
+LAYOUT = (  # the place of the files, for messages
+    f"fed_heart/processed.{{{','.join(HOSPITALS)}}}.data, from https://archive.ics.uci.edu/dataset/45/heart+disease"
+)
 COLUMNS = 14  # of a file: 13 features and, at the end, the state of the disease (0 healthy, 1 to 4 ill)
 KEPT = (0, 1, 3, 4, 5, 7, 8, 9)  # columns used as numbers; 10 to 12 are mostly missing and dropped, as in FLamby
 CATEGORIES = {2: (2.0, 3.0, 4.0), 6: (1.0, 2.0)}  # values of the one-hot columns, without the first value

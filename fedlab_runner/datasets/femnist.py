@@ -19,8 +19,10 @@ from fedlab_runner.utils.validate import within
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # in the order of the class indices
 NPZ = "femnist-leaf-sf05.npz"  # file with a 5 % sample of LEAF's characters
-# The place of the files, for messages.
-LAYOUT = f"femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json (LEAF), or femnist/{NPZ}"
+LAYOUT = (  # the place of the files, for messages
+    "femnist/train/*.json and femnist/test/*.json, or femnist/all_data/*.json (LEAF, https://leaf.cmu.edu), or "
+    f"femnist/{NPZ}"
+)
 UNSEEN = 2  # the value of `split` in the npz for a sample of a writer without a training part
 
 

@@ -22,7 +22,9 @@ TABLES = {"text": "Textual_Features.csv", "image": "Visual_Features.csv", "label
 BLOCKS = (("text", "BERT_", 768), ("image", "Vis_Feat_", 512), ("image", "SCE_", 365), ("image", "ATT_", 102))
 NUM_CLASSES = 9
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
-LAYOUT = f"herigraph/<city>/{{{','.join(TABLES.values())}}}"  # the place of the files, for messages
+LAYOUT = (  # the place of the files, for messages
+    f"herigraph/<city>/{{{','.join(TABLES.values())}}}, from https://github.com/zzbn12345/Heri_Graphs"
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from fedlab_runner.utils.validate import within
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 UNKNOWN = "UNK"  # column of a class that does not count
 TABLE, IMAGES = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Input"
-LAYOUT = f"isic2019/{TABLE} and the photographs in isic2019/{IMAGES}/"  # the place of the files, for messages
+LAYOUT = (  # the place of the files, for messages
+    f"isic2019/{TABLE} and the photographs in isic2019/{IMAGES}/, from https://challenge.isic-archive.com/data/#2019"
+)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from fedlab_runner.datasets.image_cache import decode
 from fedlab_runner.utils.errors import UserError
 
 FOLDER = "modelnet40_images_new_12x"  # name of the unpacked archive
-LAYOUT = f"{FOLDER}/<class>/{{train,test}}/<object>.obj.shaded_v<view>.png"  # the place of the files, for messages
+LAYOUT = (  # the place of the files, for messages
+    f"{FOLDER}/<class>/{{train,test}}/<object>.obj.shaded_v<view>.png, from https://github.com/jongchyisu/mvcnn_pytorch"
+)
 # The name of an image file.
 VIEW = re.compile(r"(?P<object>.+?)(?:\.obj)?(?:\.shaded)?[._]v?(?P<view>\d+)\.(?:png|jpg)")
 

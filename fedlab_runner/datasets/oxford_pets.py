@@ -11,8 +11,10 @@ from fedlab_runner.datasets import _files, _photographs
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 
-# The place of the files, for messages.
-LAYOUT = "oxford-iiit-pet/images/ and oxford-iiit-pet/annotations/ (as images.tar.gz and annotations.tar.gz unpack)"
+LAYOUT = (  # the place of the files, for messages
+    "oxford-iiit-pet/images/ and oxford-iiit-pet/annotations/ (images.tar.gz and annotations.tar.gz, from "
+    "https://www.robots.ox.ac.uk/~vgg/data/pets/)"
+)
 
 
 @dataclass(frozen=True)

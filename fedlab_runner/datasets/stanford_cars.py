@@ -13,8 +13,10 @@ from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data, Examples
 
 TRAIN, TEST, META = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "devkit/cars_meta.mat"
-# The place of the files, for messages.
-LAYOUT = f"stanford_cars/ ({TRAIN}, {TEST}, {META}, cars_train/, cars_test/; as torchvision reads it)"
+LAYOUT = (  # the place of the files, for messages
+    f"stanford_cars/ ({TRAIN}, {TEST}, {META}, cars_train/, cars_test/; as torchvision reads it), from "
+    "https://ai.stanford.edu/~jkrause/cars/car_dataset.html"
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedlab_runner.datasets import digits
 from fedlab_runner.datasets.digits import Digits
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.label_noise import add_label_noise
+from fedlab_runner.utils.errors import UserError
 from tests.helpers.paths import ROOT
 
 NAMES = sorted(path.stem for path in (ROOT / "conf/dataset").glob("*.yaml"))
@@ -82,6 +83,13 @@ def test_a_mean_comes_with_a_std(name):
         dataset(name, mean=[0.5] * 3)
     with pytest.raises(ValueError, match=r"^mean must have one value for each channel \(.*3.*\), got"):
         dataset(name, mean=[0.5] * 2, std=[0.2] * 2)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "root" in dataset_fields(name) and name not in OWN])
+def test_a_missing_file_says_where_to_get_it(name, tmp_path):
+    with pytest.raises(UserError, match=r"(is|are) missing|hold no") as refused:
+        dataset(name, root=str(tmp_path)).load(0)
+    assert "https://" in str(refused.value) or "dataset.download=true" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", OFFLINE)
