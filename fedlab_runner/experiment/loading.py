@@ -162,13 +162,16 @@ def _config(folder: Path) -> DictConfig:
 
 @contextmanager
 def _hinting(cfg: DictConfig) -> Iterator[None]:
-    """Adds to a fault of a key with a text, which may be a place on another machine, how `load` takes another one."""
+    """Adds to a fault of a key with a text, which may be a place on another machine, how `load` takes another one.
+
+    The message begins with the key, or says to set it.
+    """
     try:
         yield
     except UserError as error:
-        key = str(error).partition(" ")[0]
-        if re.fullmatch(r"\w+(\.\w+)*", key) and isinstance(OmegaConf.select(cfg, key), str):
-            raise UserError(f'{error}; load(folder, "{key}=...") takes another one') from None
+        for key in re.findall(r"(?:^|set |or )(\w+(?:\.\w+)*)", str(error)):
+            if isinstance(OmegaConf.select(cfg, key), str):
+                raise UserError(f'{error}; load(folder, "{key}=...") takes another one') from None
         raise
 
 

@@ -211,6 +211,26 @@ def test_a_key_may_differ_on_this_machine(tmp_path: Path) -> None:
         load(tmp_path, "dataset.roott=x")
 
 
+@pytest.mark.parametrize("key", ["dataset.path", "dataset.test_path"])
+def test_data_that_lie_elsewhere_are_named_with_their_key(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path is of the folder in which the user is, as in a command."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        Path(name).write_text("x,y\n" + "1,a\n2,b\n" * 9)
+    table = ("dataset=csv", "dataset.path=a.csv", "dataset.test_path=b.csv", "dataset.target=y", "num_clients=2")
+    run_in(
+        tmp_path / "run", composed(*FEDAVG, *table, "partition=iid", "participation.cohort_size=2", "model=logistic")
+    )
+    Path("b.csv" if key == "dataset.test_path" else "a.csv").rename("c.csv")
+    with pytest.raises(
+        UserError, match=rf' is missing; set {key} to .*; load\(folder, "{key}=..."\) takes another one$'
+    ):
+        load("run")
+    assert len(load("run", f"{key}=c.csv").test) == 18
+
+
 def test_loading_leaves_no_file(tmp_path: Path) -> None:
     """Nor in the cache that the config names, where a user gives none."""
     write_images(tmp_path / "images", "abc", (12, 12, 12))
