@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.core.metric_names import MODELS
 from fedlab_runner.experiment import provenance
 from fedlab_runner.sweep import records
 from fedlab_runner.tracking.reachability import REQUEST_TIMEOUT_SECONDS, Reach
@@ -32,8 +33,8 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
             ("Own test: server's model", ["server/own"]),
             ("Own test: clients' own models", ["client/own"]),
             ("Own test: tuned models", ["tuned/own"]),
-            ("Own test: worst tenth of clients", ["server/own_worst_decile", "client/own_worst_decile"]),
-            ("Unseen clients", ["server/unseen", "client/unseen", "tuned/unseen"]),
+            ("Own test: worst tenth of clients", [f"{model}/own_worst_decile" for model in MODELS]),
+            ("Unseen clients", [f"{model}/unseen" for model in MODELS]),
         ),
     ),
     (
@@ -41,10 +42,12 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
         False,
         (
             ("All clients' examples: server's model", ["server/train_weighted"]),
-            ("Global test set: clients' own models", ["client/global"]),
-            ("Own test by examples", ["server/own_weighted", "client/own_weighted", "tuned/own_weighted"]),
-            ("Own test: standard deviation", ["server/own_std", "client/own_std", "tuned/own_std"]),
-            ("Own test: worst client", ["server/own_worst", "client/own_worst"]),
+            ("Global test set: clients' own and tuned models", ["client/global", "tuned/global"]),
+            ("Validation examples", [f"{model}/validation" for model in MODELS]),
+            ("Training examples", [f"{model}/train" for model in MODELS]),
+            ("Own test by examples", [f"{model}/own_weighted" for model in MODELS]),
+            ("Own test: standard deviation", [f"{model}/own_std" for model in MODELS]),
+            ("Own test: worst client", [f"{model}/own_worst" for model in MODELS]),
         ),
     ),
     (
@@ -98,12 +101,13 @@ LINES: Sequence[tuple[str, bool, Sequence[tuple[str, Sequence[str]]]]] = (
         ),
     ),
     (
-        "Without a server: DFML, FML",
+        "Without a server: DFML, FML, D-PSGD",
         False,
         (
             ("Weight of the distillation", ["algorithm/alpha"]),
             ("Regular models, accuracy", ["regular/accuracy"]),
             ("Memes, accuracy", ["meme/accuracy"]),
+            ("Distance from consensus", ["algorithm/consensus_distance"]),
         ),
     ),
     (

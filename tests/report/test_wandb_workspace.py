@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlab_runner.core.metric_names import cell_of
+from fedlab_runner.core.metric_names import DATA, MODELS, cell_of
 from fedlab_runner.experiment.provenance import COMMANDS_FILE
 from fedlab_runner.plots import diagnostics
 from fedlab_runner.report import wandb_workspace
@@ -109,3 +109,5 @@ def test_its_keys_are_those_that_runs_log() -> None:
     shown = {key for *_, panels in wandb_workspace.LINES for _, keys in panels for key in keys}
     assert {key for key in shown if cell_of(key) is None} <= documented
     assert set(diagnostics.PICTURES) <= set(wandb_workspace.PICTURES)
+    cells = {f"{model}/{data}" for model in MODELS for data in DATA} - {"server/global"}  # which is test/accuracy
+    assert cells <= shown
