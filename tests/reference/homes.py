@@ -1,4 +1,6 @@
-"""What stays at home, around FedAvg: FedPer (Arivazhagan et al., 2019) and FedBN (Li et al., ICLR 2021)."""
+"""What stays at home, around FedAvg: FedPer (Arivazhagan et al., 2019), LG-FedAvg (Liang et al., 2020) and FedBN
+(Li et al., ICLR 2021).
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +18,11 @@ Names = Callable[[Net], list[str]]  # the tensors of a network that stay with th
 def personal_layers(net: Net) -> list[str]:
     """FedPer, Figure 1: the last layer is the client's own."""
     return list(net.shapes)[-2:]
+
+
+def local_layers(net: Net) -> list[str]:
+    """LG-FedAvg, Algorithm 1: the layers before the last one, the representation, are the client's own."""
+    return [name for name in (*net.shapes, *net.stats) if name not in personal_layers(net)]
 
 
 def batch_norm_layers(net: Net) -> list[str]:
@@ -61,6 +68,7 @@ def case(name: str, home: str, keep: Names, models: tuple[tuple[str, ...], ...],
 CASES = [
     case("fedper", "head", personal_layers, (MLP, BATCH_NORM), equations="FedPer, Algorithms 1 and 2"),
     case("fedper, late", "head", personal_layers, (MLP, BATCH_NORM), std=1.5, equations="FedPer, Algorithms 1 and 2"),
+    case("lg_fedavg, late", "body", local_layers, (MLP, BATCH_NORM), std=1.5, equations="LG-FedAvg, Algorithm 1"),
     case("fedbn", "norm", batch_norm_layers, (BATCH_NORM,), equations="FedBN, Algorithm 1"),
     case("fedbn, late", "norm", batch_norm_layers, (BATCH_NORM,), std=1.5, equations="FedBN, Algorithm 1"),
 ]
