@@ -251,6 +251,14 @@ def test_the_papers_tables_are_there() -> None:
     assert {f"fedwalk/{name}" for name in ("table2", "fig2", "fig3", "fig4", "fig5")} <= set(EXPERIMENTS)
 
 
+@pytest.mark.parametrize(
+    "experiment",
+    [name for name in EXPERIMENTS if "of each run" in (CONF / "experiment" / f"{name}.yaml").read_text()],
+)
+def test_a_sweep_draws_the_pictures_of_each_run_that_a_comment_names(experiment: str) -> None:
+    assert published(experiment).logger.pictures is True
+
+
 WSM, IID, DIRICHLET = "loss._target_", "partition=iid", "partition=dirichlet"
 # What papers, codes that they name, or the experiment's own comment say of a setting.
 STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
