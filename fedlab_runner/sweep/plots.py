@@ -36,6 +36,8 @@ BEST = "The best setting of the other numbers at each value.\n"  # where lines w
 CURVES = (
     ("update_cosines", "analysis/update_cosine_mean", ("analysis/update_cosine_min", "analysis/update_cosine_max")),
     ("directions", "algorithm/probe_cosine_first", None),
+    ("client-global", "client/global", None),  # HyFEM, Figures 5, 10, 13 and 14
+    ("client-validation", "client/validation", None),  # DFML, Figure 18
 )
 
 
@@ -56,11 +58,12 @@ def plot_sweep(folder: Path) -> list[Path]:
     drawn: list[Path | None] = []
     with context(STYLE):
         for of, rows in kinds.items():
+            further = [each for each in CURVES if each[1] != of.metric]
             kind = [each.replace("/", "-") for each in of] if len(kinds) > 1 else []
             drawn += [_against(folder, rows, key, kind) for key in _numbers(rows)]
             for suffix, words, some in _groups(rows) if of.metric else ():
                 logged = [[_metrics(job) for job in row.finished] for row in some]
-                for name, key, band in (("curves", of.metric, None), *CURVES):
+                for name, key, band in (("curves", of.metric, None), *further):
                     file = "-".join([name, *suffix, *kind])
                     drawn.append(_over_rounds(folder, file, key, band, words, some, logged))
     return [path for path in drawn if path is not None]

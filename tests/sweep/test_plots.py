@@ -103,15 +103,29 @@ def test_lines_are_called_and_drawn_as_the_registry_says(tmp_path: Path, monkeyp
     assert len({(look.dash, look.marker) for look in looks.values()}) == 4
 
 
-def test_analyses_are_drawn_over_the_settings_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metric", "seen", "drawn"),
+    [
+        (
+            "test/accuracy",
+            {"analysis/update_cosine_mean": 0.4, "analysis/update_cosine_min": -0.1, "analysis/update_cosine_max": 0.6},
+            ["update_cosines"],
+        ),
+        ("test/accuracy", {"client/global": 0.4, "client/validation": 0.5}, ["client-global", "client-validation"]),
+        ("client/global", {"client/global": 0.4}, []),
+    ],
+)
+def test_what_runs_have_besides_the_objective_is_drawn_over_the_settings_too(
+    metric: str, seen: dict[str, float], drawn: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SUMMARY, "metric", metric)
     folder = tmp_path / "sweep"
     for alpha in ("0.1", "1.0"):
         job(folder, 0.5, f"partition.alpha={alpha}")
-    seen = {"analysis/update_cosine_mean": 0.4, "analysis/update_cosine_min": -0.1, "analysis/update_cosine_max": 0.6}
     for run in tmp_path.glob("run*"):
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"round": 4, "test/accuracy": 0.5, **seen}) + "\n")
-    assert [path.stem for path in plot_sweep(folder)] == ["partition.alpha", "curves", "update_cosines"]
+    assert [path.stem for path in plot_sweep(folder)] == ["partition.alpha", "curves", *drawn]
 
 
 def test_nothing_is_drawn_where_there_is_nothing_to_compare(tmp_path: Path) -> None:
