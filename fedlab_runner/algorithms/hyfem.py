@@ -204,7 +204,7 @@ class HyFEM(Algorithm[HyFEMState]):
     ) -> Tensor:
         """ModelMatching (Algorithms 2 and 3): the new places [N, sum of h] of all clients' hidden neurons."""
         layout, blocks, device = Layout.of(fed.family), blocks_of(fed), places.device
-        if not layout.layers:
+        if not layout.hidden:
             return places
         new: list[Tensor] = []
         gain, flops = 0.0, 0

@@ -108,7 +108,7 @@ def _linear_with_room(inputs: int, outputs: int, room_in: int, room_out: int) ->
 
 def check_widths(hidden: Sequence[int], server_hidden: Sequence[int] | None) -> None:
     """Raises ValueError, named after the field, for widths < 1 and for a server narrower than its clients."""
-    each_at_least(1, hidden=hidden)
+    each_at_least(1, hidden=hidden or None)  # without hidden layers the classifier is linear
     if server_hidden is not None and (
         len(server_hidden) != len(hidden) or any(s < c for s, c in zip(server_hidden, hidden, strict=True))
     ):

@@ -134,8 +134,10 @@ def test_of_one_client_the_server_has_the_model() -> None:
     assert state.places.tolist() == [list(range(6))]
 
 
-def test_extractors_are_means_over_their_holders() -> None:
-    fed, built = hybrid(), hyfem()
+@pytest.mark.parametrize("hidden", [(6,), ()])
+def test_extractors_are_means_over_their_holders(hidden: Any) -> None:
+    """And without hidden layers so is the classifier, whose columns belong to a block's features."""
+    fed, built = hybrid(build=network(hidden)), hyfem()
     layout, state = Layout.of(fed.family), built.init(fed)
     rows = torch.stack([layout.take(far_apart(fed, m), blocks_of(fed)[m], state.places[m]) for m in range(4)])
     after = server_update(fed, state, rows)
@@ -144,6 +146,10 @@ def test_extractors_are_means_over_their_holders() -> None:
         p = torch.tensor(np.array(SIZES)[holders], dtype=torch.float64)
         for span in layout.extractors[block]:
             close(after.params[span], (p.unsqueeze(1) * rows[holders][:, span]).sum(0) / p.sum())
+        if not hidden:
+            columns, (layer,) = layout.columns((block,), torch.device("cpu")), layout.layers
+            theirs = torch.stack([layer.weights(row)[:, columns] for row in rows[holders]])
+            close(layer.weights(after.params)[:, columns], torch.tensordot(p / p.sum(), theirs, 1))
 
 
 @pytest.mark.parametrize(("cost", "ids"), [("pfnm", [0, 1, 2, 3]), ("pfnm", [2]), ("l2", [2])])
