@@ -180,6 +180,7 @@ def test_every_choice_is_listed_with_what_it_is(group: str, capsys: pytest.Captu
     choices = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
     assert {line.split()[0] for line in lines} == choices
     assert all(len(line.split()) > 1 and line.count("(") == line.count(")") for line in lines), "whole sentences"
+    assert not [line for line in lines if line.endswith(":") or "fedlab -m " in line], "examples stand below it"
 
 
 @pytest.mark.parametrize("plural", ["delays", "losses", "analyses", "topologies", "hparams_searches", "models"])
@@ -287,6 +288,8 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "experiment=feddle/table77 is not a choice: did you mean feddle/table7? choices: feddle/",
         ),
         ("experiment=feddle", "experiment=feddle is not a choice: choose one of feddle/common, feddle/fig10, "),
+        ("experiment=table7", "experiment=table7 is not a choice: choose one of dfml/table7, feddle/table7\n"),
+        ("experiment=table0", "experiment=table0 is not a choice: choose one of example, late_clients, adaptive/..., "),
         ("paper/dfml=table11", "paper/dfml is not a key: the config has "),
         ("--cfg job -p loca", "loca is not a key: did you mean local?"),
         ("--cfg job -p threads", "threads is null"),

@@ -232,9 +232,10 @@ def _missing_choice(error: MissingConfigException) -> str:
         return f'{group}={choice} needs an extra: pip install "fedlab-runner[{EXTRAS[missing]}]"'
     if not group or not error.options:
         return _one_line(str(error).split("Config search path")[0].split("Search path")[0])
-    options = list(error.options)
-    if inside := [name for name, _ in choices(group, places()) if name.startswith(f"{choice}/")]:
+    names = [name for name, _ in choices(group, places())]
+    if inside := [name for name in names if name.startswith(f"{choice}/") or name.endswith(f"/{choice}")]:
         return f"{group}={choice} is not a choice: choose one of {', '.join(inside)}"
+    options = [*error.options, *dict.fromkeys(re.sub("/.*", "/...", name) for name in names if "/" in name)]
     top, _, folder = group.partition("/")
     if folder and top != "hydra":  # the user typed experiment=feddle/table77
         names = [name for name, _ in choices(top, places())]

@@ -69,7 +69,7 @@ def _about(path: Path) -> str:
         text = untrusted.read_bytes(path).decode(errors="replace")
     except (OSError, untrusted.Unreadable) as fault:
         return str(fault)
-    if comment := re.match(r"(?:# @.*\n)?((?:# .*\n)+)", text):
+    if comment := re.match(r"(?:# @.*\n)?((?:# \S.*\n)+)", text):
         return first_sentence(re.sub(r"^# ", "", comment[1], flags=re.MULTILINE))
     target = re.search(r"^_target_: (\S+)", text, re.MULTILINE)
     module, _, name = (target[1] if target else "").rpartition(".")
