@@ -317,6 +317,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "+experiment=example",
             "cannot read '+experiment=example': the default config has the group: write exp",
         ),
+        ("+debug=tiny debug.rounds=few", "debug.rounds must be a number, the bound of rounds, got 'few'\n"),
         ("+debug=tiny +experiment=example", "cannot read '+experiment=example': the default config has the group: "),
         ("experiment=null delay=null", "delay=null is not a choice: did you mean none? choices: constant, "),
         ("+experiment=null", "cannot read '+experiment=null': it adds no choice: leave it out"),

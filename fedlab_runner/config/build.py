@@ -136,7 +136,11 @@ def _allowed(values: dict[str, Any], hydra: Any) -> dict[str, Any]:
     """
     if found := [*secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(hydra, "hydra")]), *_escapes(values)]:
         raise UserError("\n".join(found))  # no other faults: their lines show values, maybe the key
-    bounded: dict[str, Any] = _bounded(values, values.pop("debug", None))
+    debug = values.pop("debug", None)
+    for name, bound in secrets.leaves(debug, "debug") if debug else ():
+        if not isinstance(bound, int | float | None):
+            raise UserError(f"{name} must be a number, the bound of {name.removeprefix('debug.')}, got {bound!r}")
+    bounded: dict[str, Any] = _bounded(values, debug)
     return bounded
 
 
