@@ -73,6 +73,8 @@ def protected() -> Iterator[None]:
 
 def make_optional() -> None:
     """From now on the results of this process are in files: it reports a lost stream once and continues."""
+    if _optional:  # a job of a sweep before this one has reported the lost streams
+        return
     _optional.append(None)
     for descriptor, error in _lost.items():
         _say(descriptor, error)
