@@ -81,7 +81,7 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers of `conf/` with OmegaConf. Its own `${oc.env:}` cannot read W&B's key.
+    """Registers the resolvers of `conf/` with OmegaConf. Its own `${oc.env:}` reads no key that `secrets` finds.
 
     Each process that composes needs the resolvers, so importing `train` registers them.
     """
@@ -100,7 +100,7 @@ def _where(group: str, name: str, then: Any, otherwise: Any, *, _root_: DictConf
 
 
 def check(cfg: DictConfig) -> Checked:
-    """Resolves and checks a config. Raises UserError where that fails, or for a W&B key or a left interpolation."""
+    """Resolves and checks a config. Raises UserError where that fails, or for a secret key or a left interpolation."""
     return _checked(resolved(cfg))
 
 
@@ -131,7 +131,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _allowed(values: dict[str, Any], hydra: Any) -> dict[str, Any]:
-    """Resolved values with their bounds. Raises UserError where they, or Hydra's part, hold a W&B key, or for a left
+    """Resolved values with their bounds. Raises UserError where they, or Hydra's part, hold a secret key, or for a left
     interpolation.
     """
     if found := [*secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(hydra, "hydra")]), *_escapes(values)]:
@@ -273,7 +273,7 @@ def _recorded(cfg: DictConfig, values: dict[str, Any]) -> str | None:
 
 
 def _resolve_env(key: str, *default: Any) -> Any:
-    """`${oc.env:}`, which refuses W&B's key: the config would carry the key into the run's files."""
+    """`${oc.env:}`, which refuses the keys of `secrets`: the config would carry them into the run's files."""
     if found := secrets.faults([(f"${{oc.env:{key}}}", os.environ.get(key))]):
         raise UserError(found[0])
     return oc.env(key, *default)

@@ -58,7 +58,7 @@ MAX_PARSED = 4096  # overrides of jobs that are kept parsed: most jobs share mos
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader. It refuses a config whose `hydra.*` names a stranger's code, a config with a W&B key, a choice
+    """Hydra's loader. It refuses a config whose `hydra.*` names a stranger's code, a config with a secret key, a choice
     that two places have, and a config without the part that the command shows (`shown`).
     """
 

@@ -1,24 +1,31 @@
-"""Finds W&B's API keys, which may be in the environment or the netrc file but in no file that a run writes."""
+"""Finds the keys of W&B and Hugging Face that this machine knows. They may be in no file that a run writes."""
 
 import netrc
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-VARIABLE = "WANDB_API_KEY"  # the environment variable of W&B's key
+from fedlab_runner.utils import untrusted
+
+# The environment variables of keys, and what a user does with a key instead.
+VARIABLES = {
+    "WANDB_API_KEY": "a W&B key, which would be written into the run's files: use `wandb login`, or export it",
+    "HF_TOKEN": "a Hugging Face token, which would be written into the run's files: use `hf auth login`, or export it",
+}
 MIN_KEY_CHARACTERS = 8  # a shorter key would match other texts by chance
 
 
 def faults(leaves: Iterable[tuple[str, Any]]) -> list[str]:
     """One line, without the key, for each (name, value) that holds a key."""
-    known = _known()
-    return [
-        f"{redacted(name)} holds a W&B key, which would be written into the run's files: use `wandb login`, or export "
-        f"{VARIABLE}"
-        for name, value in leaves
-        if name.rpartition(".")[2] == VARIABLE or any(key in f"{name} {value}" for key in known)
-    ]
+    known, found = _known(), []
+    for name, value in leaves:
+        last, held = name.rpartition(".")[2], (each for key, each in known.items() if key in f"{name} {value}")
+        if variable := last if last in VARIABLES else next(held, None):
+            found.append(f"{redacted(name)} holds {VARIABLES[variable]} as {variable}")
+    return found
 
 
 def redacted(text: str) -> str:
@@ -42,13 +49,18 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _known() -> list[str]:
-    """The keys in this machine's environment and netrc file; they are stored nowhere else."""
-    found = [os.environ.get(VARIABLE, "")]
+def _known() -> dict[str, str]:
+    """The keys in this machine's environment, netrc file and Hugging Face's file, each with its variable; they are
+    stored nowhere else.
+    """
+    wandb, face = VARIABLES
+    found = {os.environ.get(variable, ""): variable for variable in VARIABLES}
     hosts = ["api.wandb.ai", urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname]
-    try:
+    with suppress(OSError, netrc.NetrcParseError, RuntimeError):  # no file, a file that netrc cannot parse, no home
         file = netrc.netrc(os.environ.get("NETRC"))
-        found += [entry[2] for host in hosts if host and (entry := file.hosts.get(host))]
-    except (OSError, netrc.NetrcParseError, RuntimeError):  # no file, a file that netrc cannot parse, no home
-        pass
-    return [key for key in found if len(key) >= MIN_KEY_CHARACTERS]
+        found |= {entry[2]: wandb for host in hosts if host and (entry := file.hosts.get(host))}
+    with suppress(OSError, untrusted.Unreadable, UnicodeDecodeError, RuntimeError):  # no plain file, no text, no home
+        folder = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+        path = Path(os.environ.get("HF_TOKEN_PATH") or folder / "token")
+        found[untrusted.read_bytes(path).decode().strip()] = face
+    return {key: variable for key, variable in found.items() if len(key) >= MIN_KEY_CHARACTERS}
