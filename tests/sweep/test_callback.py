@@ -171,7 +171,8 @@ def test_the_best_trial_is_written_into_the_folder_of_its_search(
     """Hydra's Optuna sweeper writes it beside all runs, where another search would replace it."""
     monkeypatch.setenv(callback.FOLDER, str(tmp_path / "sweeps" / "a"))
     (tmp_path / "sweeps" / "a").mkdir(parents=True)
-    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    launcher = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+    config = OmegaConf.create({"hydra": {"launcher": launcher, "sweep": {"dir": str(tmp_path)}}})
     callback.SweepCallback().on_multirun_end(config)
     (tmp_path / "optimization_results.yaml").write_text("best_value: 1\n")
     callback.SweepCallback().on_multirun_end(config)
