@@ -24,6 +24,8 @@ from fedlab_runner.core.losses import CE, LossFunction, losses
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, torch_seed
 
+ACTIVE_PART = "active_part"  # the attribute of a network that reads a part of its inputs: which part, at present
+
 
 class Batch(NamedTuple):
     """A normalised minibatch. `mask` is 1 for a real example and 0 for padding; `offsets` are the loss function's
@@ -286,7 +288,7 @@ class ModelFamily:
 
         The cost of a step depends on it, and so does a compiled or recorded step.
         """
-        return getattr(self.module, "active_part", None)
+        return getattr(self.module, ACTIVE_PART, None)
 
     def batch(self, inputs: Tensor, targets: Tensor, mask: Tensor) -> Batch:
         """The minibatch of stored examples, normalised; leading dimensions are kept."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from fedlab_runner.core.model_family import ModelFamily
+from fedlab_runner.core.model_family import ACTIVE_PART, ModelFamily
 from fedlab_runner.core.updates import tensors_in
 
 _Copy = tuple[nn.Module, list[Any]]  # a network, and those of its values that a vector holds, in the vector's order
@@ -33,13 +33,15 @@ class SeparateModule:
         self.leaves: list[nn.Parameter] = self._values[: sum(trained)]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Logits [b, C] of normalised inputs, in the family's mode at the last `follow_mode`."""
+        """Logits [b, C] of normalised inputs, in the family's mode and by its active part at the last `follow_mode`."""
         return self._family.forward(None, inputs, self._module)
 
     def follow_mode(self) -> None:
-        """Takes over the family's mode: training, evaluation, or batch norm on stored statistics."""
+        """Takes over the family's mode (training, evaluation, or batch norm on stored statistics) and active part."""
         for mine, its in zip(self._module.modules(), self._family.module.modules(), strict=True):
             mine.training = its.training
+        if (part := self._family.active_part) is not None:
+            setattr(self._module, ACTIVE_PART, part)
 
     def give_back(self) -> None:
         """Leaves the network to the next model, which may be any of the family. This one computes no more."""

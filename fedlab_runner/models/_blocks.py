@@ -1,6 +1,6 @@
 """Models of feature blocks: an extractor for each block, and one classifier on the features (HyFEM, section 2)."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -66,12 +66,7 @@ class BlockNetwork(nn.Module):
         for (i, o), (room_in, room_out) in zip(pairwise(used), pairwise(room), strict=True):
             layers += [_linear_with_room(i, o, room_in, room_out), nn.ReLU()]
         self.classifier = nn.Sequential(*layers[:-1])
-        self.read = tuple(range(len(extractors)))  # the blocks that the network reads at present
-
-    @property
-    def active_part(self) -> Hashable:
-        """The blocks that the network reads at present."""
-        return self.read
+        self.active_part = tuple(range(len(extractors)))  # the blocks that the network reads at present
 
     @property
     def num_blocks(self) -> int:
@@ -79,7 +74,7 @@ class BlockNetwork(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits [b, C]. The features of blocks that the network does not read at present are zero."""
-        parts, read = self._split(inputs), self.read
+        parts, read = self._split(inputs), self.active_part
         features = [inputs.new_zeros(len(inputs), self.num_features)] * self.num_blocks
         extracted = self._extract([self.extractors[block] for block in read], [parts[block] for block in read])
         for block, feature in zip(read, extracted, strict=True):
@@ -90,11 +85,11 @@ class BlockNetwork(nn.Module):
     @contextmanager
     def only(self, blocks: Sequence[int]) -> Iterator[None]:
         """A context that skips the extractors of all other blocks, for models without these blocks."""
-        before, self.read = self.read, tuple(blocks)
+        before, self.active_part = self.active_part, tuple(blocks)
         try:
             yield
         finally:
-            self.read = before
+            self.active_part = before
 
 
 def _linear_with_room(inputs: int, outputs: int, room_in: int, room_out: int) -> nn.Linear:

@@ -17,9 +17,11 @@ from fedlab_runner.algorithms.shared.feature_blocks import Layout, blocks_of, ch
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config.build import build
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.losses import losses
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.delays.constant import ConstantDelay
+from fedlab_runner.evaluation import scoring
 from fedlab_runner.evaluation.client_models import ClientModels
 from fedlab_runner.evaluation.matrix import Matrix
 from fedlab_runner.executors.vectorized import Vectorized
@@ -408,7 +410,7 @@ def test_a_client_is_tested_on_its_blocks_alone(monkeypatch: Any) -> None:
     predict = type(fed.family).evaluate
 
     def spy(self: Any, *arguments: Any) -> Any:
-        read.append(self.module.read)
+        read.append(self.module.active_part)
         return predict(self, *arguments)
 
     monkeypatch.setattr(type(fed.family), "evaluate", spy)
@@ -417,9 +419,23 @@ def test_a_client_is_tested_on_its_blocks_alone(monkeypatch: Any) -> None:
     test = Examples(inputs, targets, targets, None)
     judge = Matrix(asked, built, fed, test, ClientModels(asked, fed, test))
     found = judge.by_client(state, 2)["client/global"].accuracy
-    assert set(read) == set(blocks_of(fed)) and fed.family.module.read == (0, 1, 2), "all are read again"
+    assert set(read) == set(blocks_of(fed)) and fed.family.module.active_part == (0, 1, 2), "all are read again"
     whole = [fed.family.predict(w, inputs).argmax(1) for w in built.client_models(state, fed, np.arange(4))]
     assert found == pytest.approx([float((logits == targets).double().mean()) for logits in whole])
+
+
+def test_the_server_is_tested_on_all_blocks_whatever_was_read_before(monkeypatch: Any) -> None:
+    """Networks that have read a client's blocks serve the server's model too."""
+    monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", 0.0)
+    fed, built = hybrid(), hyfem()
+    x, inputs, targets = run(built, fed, 2).params, fed.client_data.inputs, fed.client_data.targets
+    test, found = Examples(inputs, targets, targets, None), []
+    for blocks in ((0,), (0, 1, 2), (1, 2)):
+        with reading(fed.family, blocks):
+            evaluation(batch_size=4).evaluate(fed.executor, fed.family, x, test)
+        found.append(evaluation(batch_size=4).evaluate(fed.executor, fed.family, x, test)["test/loss"])
+    expected = float(losses(fed.family.predict(x, inputs), targets, None).mean())
+    assert found == pytest.approx([expected] * 3, rel=1e-12)
 
 
 @pytest.mark.parametrize("kept", ["none", "head"])

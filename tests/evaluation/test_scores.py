@@ -1,6 +1,8 @@
 """A score depends, to the last bit, on its model and its examples alone."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from fedlab_runner.evaluation import scoring
 from fedlab_runner.evaluation.scores import of_each, of_one, on_examples
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.experiment.run import run_in
 from tests.evaluation.test_evaluator import evaluation
+from tests.helpers.composed import composed
+from tests.helpers.crash import FAMILIES, TINY
 from tests.helpers.toy import model_family
 
 
@@ -82,6 +87,25 @@ def test_models_that_work_alone_have_the_scores_of_those_that_do_not(
     for together, alone, shared in zip(*found, strict=True):
         torch.testing.assert_close(alone, together, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(shared, alone, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["synchronous", "server_trained", "clients_only", "hybrid", "submodels"])
+def test_a_run_has_the_same_scores_whether_its_models_work_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks that local training or its trial has used serve the evaluation too."""
+    asked = ("evaluation.every=1", "evaluation.matrix=[client/global]")
+    cfg, found = composed(*TINY, *FAMILIES[name].split(), *asked, small=False), []
+    for least in (float("inf"), 0.0):
+        monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
+        run_in(tmp_path / str(least), cfg)
+        rows = map(json.loads, (tmp_path / str(least) / "metrics.jsonl").read_text().splitlines())
+        found.append(
+            [{key: value for key, value in row.items() if key.startswith(("test/", "client/"))} for row in rows]
+        )
+    together, alone = found
+    assert len(alone) == 6 and all({"test/loss", "client/global_loss"} <= row.keys() for row in alone)
+    assert [pytest.approx(row, rel=1e-5) for row in together] == alone
 
 
 @pytest.mark.parametrize("least", [0.0, float("inf")])
