@@ -30,7 +30,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[ModelFamily]:
         met: set[Any] = set()
 
         def step(*args: Any) -> Any:
-            met.add(families[0].module.read)
+            met.add(families[0].active_part)
             assert len(met) == 1
             return function(*args)
 

@@ -5,7 +5,7 @@
 - extended: so has a run that first had two rounds less.
 - processes: `executor=processes` has the loop's bytes.
 - swept: so has the second job of a sweep over seeds.
-- watched: evaluation, analyses, pictures and checkpoints change no model.
+- watched: evaluation, analyses, pictures and checkpoints change no model, and no metric that is there without them.
 - side by side: `executor=vectorized` has the loop's numbers up to rounding.
 - compiled: so has `executor.compile=true` (a third of the combinations, as the compiler takes a while).
 - summed: so has `aggregator.sum_every`.
@@ -80,8 +80,8 @@ def relations(number: int) -> Iterator[Relation]:
     yield Relation("processes", loop, [forked], _bytes)
     seeds = ["-m", *_without(loop, "seed=", "hydra.run.dir="), "seed=1,0", "hydra.sweep.dir=jobs", SUBDIR]
     yield Relation("swept", [*_without(loop, "seed="), "seed=0"], [seeds], _second_job)
-    unwatched = [*_without(loop, "evaluation.", "analysis=", "logger.pictures="), *NOT_WATCHED]
-    yield Relation("watched", loop, [unwatched], lambda one, other: _tensors(one, other, 0.0))
+    unwatched = [*_without(loop, "evaluation.every=", "evaluation.matrix=", "analysis=", "logger.pictures=")]
+    yield Relation("watched", loop, [[*unwatched, *NOT_WATCHED]], _in_common)
     drops = "model=vit_small" in exact and "model.dropout=0.0" not in exact
     if not drops:  # masks depend on who trains side by side
         together = [*_without(exact, "executor="), "executor=vectorized", "executor.chunk_size=null"]
@@ -160,6 +160,15 @@ def _bytes(one: Path, other: Path) -> str | None:
 
 def _second_job(one: Path, other: Path) -> str | None:
     return _bytes(one, other.parent / "jobs" / "1")
+
+
+def _in_common(one: Path, other: Path) -> str | None:
+    rows = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (one, other)]
+    for mine, its in zip(*(map(json.loads, each) for each in rows), strict=True):
+        for key in sorted(mine.keys() & its.keys()):
+            if str(mine[key]) != str(its[key]):  # NaN is itself
+                return f"{key} is {mine[key]} and {its[key]} after round {mine['round']}"
+    return _tensors(one, other, 0.0)
 
 
 def _tensors(one: Path, other: Path, rounding: float) -> str | None:
