@@ -97,6 +97,8 @@ def combination(number: int) -> list[str]:
     said = [f"{group}={name}" for group, name in pick.items()]
     said += draw.choice(SHRUNK.get(pick["model"], [()]))
     said += SHORT.get(pick["algorithm"], ())
+    if pick["augment"] == "cutout":  # of images of 8x8 pixels
+        said.append("augment.size=4")
     if pick["algorithm"] == "fedwalk":
         base = draw.choice(["fedavg", "scaffold", "fedbuff"])
         said += [f"algorithm@algorithm.base={base}", "server_data@auxiliary_data=in_domain", "auxiliary_data.size=10"]
@@ -114,7 +116,8 @@ def combination(number: int) -> list[str]:
     fixed = {"fixed": "participation.clients=[0,1]"}
     said.append(fixed.get(pick["participation"], f"participation.cohort_size={cohort}"))
     if pick["partition"] == "random_blocks":
-        said += ["partition.num_blocks=4", "partition.blocks_per_client=2", "partition.classes_per_client=3"]
+        held = 3 if clients < 9 else 2  # of two clients with two of four blocks, a block often belongs to no client
+        said += ["partition.num_blocks=4", f"partition.blocks_per_client={held}", "partition.classes_per_client=3"]
     if pick["partition"] in ("dirichlet", "quantity_skew"):
         said.append("partition.min_size=2")
     of_all = 4 if pick["dataset"] == "synthetic" else 10
@@ -178,7 +181,7 @@ def _fit_together(pick: dict[str, str], draw: random.Random) -> None:
         pick["server_optimizer"] = "none"
     if not algorithm.averages or (algorithm.reads_sums and draw.random() < 0.5):
         pick["aggregator"] = "mean"
-    if algorithm.decentralized:
+    if draw.random() < 0.95 and (not hasattr(algorithm, "server_step") or pick["algorithm"] == "center"):
         pick["analysis"] = "none"
     if pick["model"] == "mix" and not algorithm.heterogeneous:
         pick["model"] = "mlp"
