@@ -93,7 +93,13 @@ class LocalTrainer:
         y, losses = self.executor.train(work)
         attempt.at("algorithm")
         y = work.restored(y)
-        y, good = self.guard.trained(work.ids, work.starts, y, losses, work.family, work.local.update_norm)
+
+        def start_loss(row: int) -> float:
+            at = np.array([row])
+            return float(client_losses(work.family, work.client_data, work.ids[at], work.starts(at)))
+
+        norm = work.local.update_norm
+        y, good = self.guard.trained(work.ids, work.starts, y, losses, work.family, norm, start_loss)
         if counted:
             self._record_loss(work, losses, good)
         final = client_losses(work.family, self.client_data, work.ids, y) if reported else None

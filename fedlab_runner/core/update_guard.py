@@ -13,6 +13,7 @@ from fedlab_runner.utils.run_files import THIS_FOLDER
 
 MAX_NAMED_CLIENTS = 5  # in one message
 MAX_WARNINGS = 10  # later ones are only counted
+DIVERGED_LOSS = 1000.0  # above which a model has diverged: one that only guesses has the logarithm of the classes
 STATISTICS = "in batch norm's statistics, or with a variance below zero"  # a place of what is not finite, in messages
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,11 @@ class Guard:
         losses: Tensor,
         family: ModelFamily,
         norm: float | None,
+        start_loss: Callable[[int], float],
     ) -> tuple[Tensor, Tensor]:
         """The models [K, D] after the policy, from the trained models y [K, D] of clients `ids`, which started from
         `starts()` [D] or [K, D] and had `losses` [K]; and the mask [K] of the models that were finite.
+        `start_loss(row)` is the loss, on a client's examples, of the model that it started from.
 
         The guard scales a change of the parameters that is longer than `norm` down to it, and not batch norm's
         statistics.
@@ -68,7 +71,8 @@ class Guard:
             bad = ~good
             only = finite_rows([y[:, :num_params], losses]) & astray
             where = f"training loss {float(losses[bad][0]):.3g}" if bool((bad & ~only).any()) else STATISTICS
-            self._fail(ids[bad.cpu().numpy()], where)
+            rows = np.flatnonzero(bad.cpu().numpy())
+            self._fail(ids[rows], where, lambda: start_loss(int(rows[0])))
             y = torch.where(self._lost(y, bad, num_params), starts(), y)
         return (y if norm is None else self._clip(ids, starts(), y, family.models, norm)), good
 
@@ -121,12 +125,17 @@ class Guard:
             clipped[long, part] = shorter[long]
         return clipped
 
-    def _fail(self, ids: np.ndarray, where: str) -> None:
+    def _fail(self, ids: np.ndarray, where: str, start_loss: Callable[[], float] = lambda: 0.0) -> None:
         several = len(ids) > 1
         named, more = ids[:MAX_NAMED_CLIENTS].tolist(), len(ids) - MAX_NAMED_CLIENTS
         names = ", ".join(map(str, named)) + (f" and {more} more" if more > 0 else "")
         whose = f"update{'s' * several} of client{'s' * several} {names} not finite, {where}"
         if self._policy == "stop":
+            if not (loss := start_loss()) <= DIVERGED_LOSS:
+                raise Diverged(
+                    f"the run diverged in round {self._round + 1} ({whose}, from a model that had diverged before, "
+                    f"with the loss {loss:.3g}): lower local.lr or the algorithm's rates, or set local.clip_norm"
+                )
             raise Diverged(
                 f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
                 f"out such updates with nonfinite=drop, which continues from here with {THIS_FOLDER}"

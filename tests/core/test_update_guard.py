@@ -127,12 +127,14 @@ def test_clip_keeps_what_is_finite_within_the_bound(start: torch.Tensor) -> None
     top = torch.finfo(torch.float32).max
     for huge in (3.0, 1e30, top):
         y = start + torch.tensor([[NAN, huge, INF, 5.0], [0.3, 0.4, 0.0, 5.0]])
-        left, good = Guard("clip").trained(np.arange(2), lambda: start, y, torch.zeros(2), values(3, 1), 0.5)
+        left, good = Guard("clip").trained(np.arange(2), lambda: start, y, torch.zeros(2), values(3, 1), 0.5, float)
         change = left - start
         assert good.tolist() == [False, True]
         torch.testing.assert_close(change, torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.3, 0.4, 0.0, 5.0]]))
     y = start.expand(2, -1).clone()
-    left, good = Guard("clip").trained(np.arange(2), lambda: start, y, torch.tensor([NAN, 1.0]), values(3, 1), 0.5)
+    left, good = Guard("clip").trained(
+        np.arange(2), lambda: start, y, torch.tensor([NAN, 1.0]), values(3, 1), 0.5, float
+    )
     assert torch.equal(left, y) and good.tolist() == [False, True], "only the loss was not finite"
 
 
@@ -147,7 +149,7 @@ def test_clip_needs_a_bound() -> None:
 def test_a_difference_too_large_for_the_type_is_clipped_too() -> None:
     top = torch.finfo(torch.float32).max
     start, y = torch.full((3,), -top), torch.full((1, 3), top)
-    left, _ = Guard("stop").trained(np.arange(1), lambda: start, y, torch.zeros(1), values(3, 0), 1.0)
+    left, _ = Guard("stop").trained(np.arange(1), lambda: start, y, torch.zeros(1), values(3, 0), 1.0, float)
     assert torch.equal(left, start.unsqueeze(0))
 
 
@@ -309,9 +311,9 @@ def test_an_update_is_no_longer_than_its_bound(build: Any) -> None:
 def test_clipping_takes_values_whose_square_is_too_large() -> None:
     guard, x = Guard("stop"), torch.zeros(3)
     y = torch.tensor([[3e30, 4e30, 9.0], [0.3, 0.4, 9.0]])
-    clipped, _ = guard.trained(np.arange(2), lambda: x, y.clone(), torch.zeros(2), values(2, 1), 1.0)
+    clipped, _ = guard.trained(np.arange(2), lambda: x, y.clone(), torch.zeros(2), values(2, 1), 1.0, float)
     torch.testing.assert_close(clipped, torch.tensor([[0.6, 0.8, 9.0], [0.3, 0.4, 9.0]]))
-    each_its_own, _ = guard.trained(np.arange(2), lambda: y, y + 1, torch.zeros(2), values(2, 1), 1.0)
+    each_its_own, _ = guard.trained(np.arange(2), lambda: y, y + 1, torch.zeros(2), values(2, 1), 1.0, float)
     assert torch.isfinite(each_its_own).all()
 
 

@@ -29,6 +29,13 @@ def test_where_no_client_trains_neither_their_loss_nor_their_rate_is_named(tmp_p
         run_in(tmp_path, composed("algorithm=center", "algorithm.lr=1e30", "model=mlp", "rounds=2"))
 
 
+def test_where_the_servers_training_has_left_a_huge_model_clients_are_not_blamed_alone(tmp_path: Path) -> None:
+    """The client's own training loss is not a number, one round later."""
+    line = r"training loss nan, from a model that had diverged before, with the loss \S+\): .*the algorithm's rates"
+    with pytest.raises(Diverged, match=line):
+        run_in(tmp_path, composed("algorithm=fedft", "algorithm.lr=1e3", "model=mlp", "delay=none", "rounds=4"))
+
+
 def test_where_the_server_diverges_its_own_rates_are_named(tmp_path: Path) -> None:
     line = r"not the model that Feddle\.round made of \d+ updates: .*clip_norm, lower the algorithm's rates, or mend"
     with pytest.raises(Diverged, match=line):
