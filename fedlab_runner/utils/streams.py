@@ -50,7 +50,7 @@ def text_of(
 @contextmanager
 def protected() -> Iterator[None]:
     """Within the block standard output and error do not fail, with one exception: before `make_optional`, a command
-    whose printed answer is lost raises OSError, unless the reader closed the pipe.
+    whose printed answer is lost says so and ends with code 1, unless the reader closed the pipe.
 
     Streams by which another program has replaced the process's own are left alone.
     """
@@ -101,14 +101,20 @@ def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
         if _optional:
             _say(descriptor, error)
         elif descriptor == 1 and error.errno != errno.EPIPE:
-            raise OSError(error.errno, error.strerror, _NAMES[descriptor])
+            _write(2, f"error: {_NAMES[1]}: {error.strerror}: print to another place\n")
+            raise SystemExit(1)
 
     how = {name: bool(getattr(before, name, False)) for name in ("line_buffering", "write_through")}
     return text_of(Forgiving(descriptor, tell, closefd=False), getattr(before, "encoding", "utf-8"), **how)
 
 
 def _say(descriptor: int, error: OSError) -> None:
-    """Warns on the other stream, past its buffers: the process may be in the middle of a write to that stream."""
+    """Warns on the other stream."""
     line = f"warning: {_NAMES[descriptor]} cannot be written to ({error.strerror}): the run continues without it\n"
-    with suppress(OSError):  # the other stream is lost too
-        os.write(3 - descriptor, line.encode())
+    _write(3 - descriptor, line)
+
+
+def _write(descriptor: int, line: str) -> None:
+    """Writes a line past the buffers of a stream: the process may be in the middle of a write to that stream."""
+    with suppress(OSError):  # this stream is lost too
+        os.write(descriptor, line.encode())

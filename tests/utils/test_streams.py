@@ -148,6 +148,16 @@ def test_no_encoding_stops_the_work(encoding: str, tmp_path: Path) -> None:
     assert code == 7 and "Error" not in said, said
 
 
+# Answers that are no run's, and take less than a buffer.
+OTHER_ANSWERS = (
+    ("train", "--list", "server_data"),
+    ("train", "--version"),
+    ("report.cli", "--help"),
+    ("verify.cli", "--help"),
+    ("report.wandb_workspace", "--help"),
+)
+
+
 def command(folder: Path, *more: str, **how: Any) -> "subprocess.Popen[bytes]":
     run = [sys.executable, "-m", "fedlab_runner.train", *TINY, "threads=1", f"hydra.run.dir={folder}", *more]
     return subprocess.Popen(run, cwd=folder.parent, **how)
@@ -165,10 +175,15 @@ def test_a_pipe_that_is_closed_does_not_stop_a_run(tmp_path: Path) -> None:
 
 def test_what_was_asked_for_does_not_get_lost_in_silence(tmp_path: Path) -> None:
     """No run: the answer is what is printed."""
+    line = b"error: standard output: No space left on device: print to another place\n"
     with open("/dev/full", "w") as nowhere:
         process = command(tmp_path / "run", "--cfg", "job", stdout=nowhere, stderr=subprocess.PIPE)
         _, said = process.communicate(timeout=60)
-    assert process.returncode == 1 and said.startswith(b"error: standard output: No space left on device"), said
+        assert (process.returncode, said) == (1, line)
+        for module, *options in OTHER_ANSWERS:
+            start = [sys.executable, "-m", f"fedlab_runner.{module}", *options]
+            ended = subprocess.run(start, stdout=nowhere, stderr=subprocess.PIPE, check=False)
+            assert (ended.returncode, ended.stderr) == (1, line), module
     pipe = broken()
     process = command(tmp_path / "run", "--cfg", "job", stdout=pipe, stderr=subprocess.PIPE)
     os.close(pipe)
