@@ -4,6 +4,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -61,9 +62,19 @@ def arrays(content: BinaryIO, names: Iterable[str]) -> dict[str, np.ndarray]:
 def download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:
     """Lets `fetch(url, folder)` write into a temporary folder in `target`, then moves the files `names` to `target`.
 
-    It tries the addresses in turn. An interrupted download leaves nothing behind, and runs that download at the same
-    time do not disturb each other. Raises UserError if no address works.
+    It tries the addresses in turn. A download that fails or is interrupted leaves nothing behind. Runs that download at
+    the same time do not disturb each other. Raises UserError if no address works.
     """
+    made = [each for each in (target, *target.parents) if not os.path.exists(each)]
+    try:
+        _download(target, names, urls, fetch)
+    finally:
+        with suppress(OSError):  # a folder with files stays
+            for each in made:
+                each.rmdir()
+
+
+def _download(target: Path, names: Sequence[str], urls: Sequence[str], fetch: Callable[[str, str], None]) -> None:
     reasons = []
     for url in urls:
         try:

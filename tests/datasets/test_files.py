@@ -252,6 +252,7 @@ def test_download_of_something_else(published, tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", f"{address}cifar.tar.gz")
     message = refusal(CIFAR10, tmp_path / "data", download=True)
     assert "dataset.download failed for" in message and "corrupted" in message
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(("component", "cls"), [CIFARS[0], MNISTS[0]])
@@ -261,7 +262,10 @@ def test_failed_download(component, cls, published, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "mirrors", [address], raising=False)
     message = refusal(component, tmp_path / "data", download=True)
     assert f"dataset.download failed for {tmp_path / 'data'}" in message and "404" in message
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "data").mkdir()
+    refusal(component, tmp_path / "data", download=True)
+    assert [*tmp_path.glob("data/**")] == [tmp_path / "data"], "what was there before stays"
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "cifar100_coarse"])
