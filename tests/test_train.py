@@ -251,6 +251,7 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("threads=1000000", "threads must be in [1, "),
         ("hydra.run.dir=/proc/nobody/x", "/proc/nobody: no folder can be made there (No such file or directory): give"),
         ("hydra.run.dir=file", "file: no folder can be made there (File exists): give another folder (hydra.run.dir; "),
+        ("hydra.run.dir=file/x", "file/x: no folder can be made there (Not a directory): give another folder (hydra."),
         (f"hydra.run.dir={'x' * 300}", f"{'x' * 300}: no folder can be made there (File name too long): give another"),
         (
             "model._target_=fedlab_runner.delays.none.NoDelay",

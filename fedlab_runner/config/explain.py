@@ -49,8 +49,9 @@ DISK = {
 MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user has mended these, the same command works
 
 
-# Errors of a folder that cannot be made because of its name: a file has that name, or /proc has no folders.
-NO_FOLDER = {errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+# Errors of a folder that cannot be made because of its name: a file has that name, or that of a folder above it, or
+# /proc has no folders.
+NO_FOLDER = {errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 _ADDS_NULL = re.compile(r"\+[\w/@.]+=null")  # an override that adds no choice
 _SWEPT = re.compile(r"\+*hydra\.sweeper\.params\b")  # an override of what a sweep tries, null in Hydra's config
 READERS = (  # modules that read a config by recursion
