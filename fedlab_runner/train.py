@@ -76,6 +76,7 @@ def main() -> int:
                 try:
                     hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")(job)()
                 finally:
+                    signals.give_to_children()  # a sweep that fails ends without its callback
                     sys.stdout.flush()  # the answer of --cfg, --help or --info must not get lost
                     table.end()
                 if callback.failures:

@@ -42,7 +42,7 @@ from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, csv_text, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
 from fedlab_runner.utils import checksummed_json, system, untrusted
-from fedlab_runner.utils.errors import Diverged, Pruned, UserError
+from fedlab_runner.utils.errors import Diverged, Pruned, RunFailed, UserError
 from fedlab_runner.utils.files import write_text_atomically
 from tests.helpers.crash import TINY
 from tests.helpers.in_process import own_handlers
@@ -872,3 +872,19 @@ def test_a_local_launcher_gets_no_ctrl_c(tmp_path: Path, monkeypatch: pytest.Mon
             callback.SweepCallback().on_multirun_end(cfg)
             assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "a program gets it afterwards"
     assert kept == ["kept"]
+
+
+def test_a_sweep_that_a_local_launcher_cannot_start_gives_ctrl_c_back(
+    launch: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = pytest.importorskip(
+        "hydra_plugins.hydra_submitit_launcher.submitit_launcher", reason="needs the extra slurm"
+    ).LocalLauncher
+
+    def fail(*given: Any) -> Any:
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        raise RunFailed("no process")
+
+    monkeypatch.setattr(launcher, "launch", fail)
+    assert launch(lambda cfg: 0.0, "hydra/launcher=local", "seed=0,1")[0] == 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
