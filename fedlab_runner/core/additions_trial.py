@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import parted, side_by_side
-from fedlab_runner.core.global_rng import kept_globals, own_generators, torch_states
+from fedlab_runner.core.global_rng import all_states, kept_globals, own_generators
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.network_state import differ, is_same, reason
 from fedlab_runner.core.network_trial import MAX_STEP_FLOPS
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4  # relative to a loss
 SPREAD = 3, -3
 _OWN = "its rows of per_client or into common"  # what no function may write into
 RIGHT = 'batch.mean(losses) of losses [b], such as F.cross_entropy(..., reduction="none")'  # what a loss gives
-_DRAWS = "draws"  # of a function that draws torch's random numbers; and a key of a work's notes while one is tried
+_DRAWS = "draws"  # of a function that draws random numbers; and a key of a work's notes while one is tried
 # The functions, by their kind and code, with _DRAWS or None; and all functions of a work, with why clients cannot take
 # its steps side by side (None: they can).
 _tried: WeakKeyDictionary[ModelFamily, dict[Any, str | None]] = WeakKeyDictionary()
@@ -74,8 +74,8 @@ def obstacle(work: Work) -> str | None:
 
 
 def draws(work: Work) -> bool:
-    """Whether the steps of a work draw torch's random numbers, as dropout does: these depend on the clients that train
-    side by side.
+    """Whether the steps of a work draw random numbers of a global generator, as dropout does: these depend on the
+    clients that train side by side.
     """
     tried = _tried.get(work.family, {})
     return work.family.draws or any(tried.get(key) for key in _functions(work))
@@ -84,13 +84,13 @@ def draws(work: Work) -> bool:
 @contextmanager
 def _from_a_seed(one: Work) -> Iterator[None]:
     """A context in which torch's generators begin from a seed, and after which all generators are as they were. It
-    notes whether torch's were drawn from.
+    notes whether any was drawn from.
     """
     device = one.family.device
     with kept_globals(), own_generators(device, 0):
-        before = torch_states(device)
+        before = all_states(device)
         yield
-        if torch_states(device) != before:
+        if all_states(device) != before:
             one.notes[_DRAWS] = _DRAWS
 
 

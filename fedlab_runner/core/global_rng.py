@@ -86,6 +86,11 @@ def torch_states(device: torch.device) -> bytes:
     return b"".join(state.numpy().tobytes() for state in states)
 
 
+def all_states(device: torch.device) -> Any:
+    """The states of all global generators, those of torch on the host and on the device."""
+    return torch_states(device), _others()
+
+
 def _others() -> Any:
     """The states of numpy's and Python's generators."""
     _, key, *place = np.random.get_state()

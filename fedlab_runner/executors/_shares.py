@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlab_runner.core.additions_trial import draws
+from fedlab_runner.core.additions_trial import draws, try_additions
 from fedlab_runner.core.own_values import Columns, Own
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors._chunks import Chunk, ChunkedExecutor
@@ -95,6 +95,7 @@ def trained(whole: Work, inner: ChunkedExecutor, share: ClientShare) -> tuple[Te
     )
     y = torch.empty(len(share.ids), family.size, dtype=family.dtype, device=device)
     losses = y.new_zeros(len(share.ids))
+    try_additions(work)  # which tells this process what is known where the run is
     with work.kept_globals():
         for chunk in share.chunks:
             inner.train_chunk(work, chunk, y, losses)

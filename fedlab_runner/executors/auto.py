@@ -47,8 +47,8 @@ class Auto:
     machine, code and kind of work.
 
     The run's folder keeps the choices, so that a run that continues on the same type of machine keeps its executors and
-    computes the same bits. Dropout's masks, and torch's random numbers that an algorithm's functions draw, depend on
-    the clients that train side by side: with either it trains one client after another. `workers` bounds the worker
+    computes the same bits. Dropout's masks, and the random numbers that an algorithm's functions draw, depend on the
+    clients that train side by side: with either it trains one client after another. `workers` bounds the worker
     processes (null: as many as there are usable cores; 1: none). With `compile=false` it never compiles. While the
     compiler works, a signal to stop has to wait.
     """

@@ -283,8 +283,24 @@ def drawn_penalty(w: Tensor) -> Tensor:
     return drawn(w).sum()
 
 
+def drawn_by_numpy(g: Tensor, *own: Tensor) -> Tensor:
+    return g * np.random.rand()
+
+
+def drawn_by_python(g: Tensor, *own: Tensor) -> Tensor:
+    return g * random.random()
+
+
 @pytest.mark.parametrize(
-    "given", [{"loss": drawn_loss}, {"penalty": drawn_penalty}, {"perturb": drawn}, {"correct": drawn}]
+    "given",
+    [
+        {"loss": drawn_loss},
+        {"penalty": drawn_penalty},
+        {"perturb": drawn},
+        {"correct": drawn},
+        {"perturb": drawn_by_numpy},
+        {"correct": drawn_by_python},
+    ],
 )
 def test_functions_that_draw_random_numbers_are_called_one_by_one(given: dict[str, Any]) -> None:
     """Also beside another function that has been tried alone."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedlab_runner.config.build import build
+from fedlab_runner.core import additions_trial
+from fedlab_runner.core.additions_trial import draws
 from fedlab_runner.executors import processes
 from fedlab_runner.executors._chunks import ChunkedExecutor
 from fedlab_runner.executors._gpus.team import GpuTeam
@@ -98,6 +100,20 @@ def test_the_masks_of_dropout_do_not_depend_on_the_number_of_gpus(count: int) ->
     for share in divided(inner, work, count):
         for mine, whole in zip(trained(work.select(np.empty(0, np.int64)), inner, share), (y, losses), strict=True):
             torch.testing.assert_close(mine, whole[share.rows], rtol=0, atol=1e-12)
+
+
+def noisy(g: Tensor) -> Tensor:
+    return g * np.random.rand()
+
+
+def test_a_process_knows_which_functions_draw() -> None:
+    """A compiled or recorded step would draw other numbers."""
+    work = work_of(federation(), correct=noisy)
+    (share,) = divided(LOOP, work, 1)
+    del additions_trial._tried[work.family]  # another process has tried nothing
+    assert not draws(work)
+    trained(work.select(np.empty(0, np.int64)), LOOP, share)
+    assert draws(work)
 
 
 def test_tensors_of_a_type_that_numpy_lacks_go_with_their_clients() -> None:
