@@ -4,6 +4,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from fedlab_runner.config.run_id import without_volatile
@@ -135,16 +137,24 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
 def _telling(keys: Sequence[str], one: Setting, left: int, having: Mapping[tuple[str, str], int]) -> list[str]:
     """The keys in an order in which the first few tell a setting from the others; the given order, where it does so.
 
-    `left` has a bit for each setting. `having` has those of the settings with a value, by key and value.
+    `left` has a bit for each setting. `having` has those of the settings with a value, by key and value. Lists, such as
+    the mean of a data set's channels, come last where the other keys tell as much.
     """
-    rest, found = list(keys), list[str]()
+
+    def alike(some: Iterable[str]) -> int:
+        return reduce(and_, (having[key, one[key]] for key in some), left)
+
+    lists = [key for key in keys if one[key].startswith("[")]
+    rest, found = [key for key in keys if key not in lists], list[str]()
+    if alike(rest) != alike(keys):
+        rest, lists = list(keys), []
     while rest:
         next_key = min(rest, key=lambda key: (left & having[key, one[key]]).bit_count())
-        if (alike := left & having[next_key, one[next_key]]) == left:  # no key tells it from those
+        if (still := left & having[next_key, one[next_key]]) == left:  # no key tells it from those
             break
         rest.remove(next_key)
-        left, found = alike, [*found, next_key]
-    return [*found, *rest]
+        left, found = still, [*found, next_key]
+    return [*found, *rest, *lists]
 
 
 def _related(some: Sequence[SeedGroup], others: Sequence[SeedGroup]) -> bool:

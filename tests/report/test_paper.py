@@ -282,6 +282,19 @@ def test_no_two_blocks_have_one_title() -> None:
     assert "1 more block of conditions is below." in headline.headline(blocks, runs, [])
 
 
+@pytest.mark.parametrize("clients", [(10, 20, 20), (10, 10, 20)])
+def test_a_title_begins_with_a_list_only_where_other_keys_tell_less(clients: tuple[int, ...]) -> None:
+    """The first block has a mean of its own. So is its number of clients, or it is that of the second block."""
+    means = ([0.5], [0.25], [0.25])
+    runs = [
+        run(name, "none", 0, 0.4, num_clients=count, dataset={"_target_": "x.digits.Digits", "mean": mean})
+        for name, count, mean in zip(("fedavg", "scaffold", "dfml"), clients, means, strict=True)
+    ]
+    titles = [title.split() for title, _ in grouping.blocks(grouping.group(runs))]
+    first = next(title for title in titles if "dataset.mean=[0.5]" in title)
+    assert first.index("dataset.mean=[0.5]") == (len(first) - 1 if clients[1] == 20 else 0)
+
+
 # Numbers and axes.
 
 
