@@ -60,7 +60,8 @@ def _known() -> dict[str, str]:
         file = netrc.netrc(os.environ.get("NETRC"))
         found |= {entry[2]: wandb for host in hosts if host and (entry := file.hosts.get(host))}
     with suppress(OSError, untrusted.Unreadable, UnicodeDecodeError, RuntimeError):  # no plain file, no text, no home
-        folder = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-        path = Path(os.environ.get("HF_TOKEN_PATH") or folder / "token")
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+        path = Path(os.environ.get("HF_TOKEN_PATH") or f"{folder}/token").expanduser()
         found[untrusted.read_bytes(path).decode().strip()] = face
     return {key: variable for key, variable in found.items() if len(key) >= MIN_KEY_CHARACTERS}

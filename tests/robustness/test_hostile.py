@@ -648,14 +648,25 @@ def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.Mon
     assert not secrets.faults([("a", "short and long")])
 
 
-@pytest.mark.parametrize("place", ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME"])
-def test_a_token_of_hugging_face_is_found_too(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("HF_TOKEN", "HF_TOKEN_PATH"):
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("HF_TOKEN", KEY),
+        ("HF_TOKEN_PATH", "~/huggingface/token"),
+        ("HF_HOME", "~/huggingface"),
+        ("XDG_CACHE_HOME", "~"),
+    ],
+)
+def test_a_token_of_hugging_face_is_found_too(
+    place: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    (tmp_path / "token").write_text(f"{KEY}\n")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "huggingface").mkdir()
+    (tmp_path / "huggingface" / "token").write_text(f"{KEY}\n")
     assert not secrets.faults([("dataset.path", KEY)])
-    monkeypatch.setenv(place, {"HF_TOKEN": KEY, "HF_TOKEN_PATH": f"{tmp_path}/token", "HF_HOME": str(tmp_path)}[place])
+    monkeypatch.setenv(place, value)
     [line] = secrets.faults([("dataset.path", f"https://x:{KEY}@huggingface.co/x")])
     assert line.startswith("dataset.path holds a Hugging Face token, ") and KEY not in line
     assert secrets.redacted(f"x{KEY}y") == "x***y"
