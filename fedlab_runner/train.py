@@ -99,6 +99,7 @@ def main() -> int:
 @streams.protected()  # in a launcher's process too
 def job(cfg: DictConfig) -> float:
     """Runs one experiment for Hydra, in this process or in a launcher's, and returns the objective."""
+    streams.make_optional()
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         with past_hydra():
             return _run(cfg)
@@ -129,7 +130,6 @@ def _for_sweeper(objective: float) -> float:
 
 
 def _run(cfg: DictConfig) -> float:
-    streams.make_optional()
     of_hydra: Any = HydraConfig.get()
     folder = Path(of_hydra.runtime.output_dir)
     with RunLock(folder):  # a folder in use, or of another run, stays as it is

@@ -15,15 +15,17 @@ def refused() -> Iterator[None]:
     """Turns SystemExit within the block into RunFailed, which names the line of the code that asked for the end: a run,
     or a whole sweep, would look as if it were done.
 
-    submitit's signal handler raises one wherever a run is that Slurm has put back into its queue: that job ends. Its
-    error for a job that is not put back becomes a RunFailed that says so.
+    Two pass. submitit's signal handler raises one wherever a run is that Slurm has put back into its queue: that job
+    ends. This package raises one where the answer of a command cannot be printed (`streams.protected`).
+
+    submitit's error for a job that is not put back becomes a RunFailed that says so.
     """
     try:
         yield
     except SystemExit as end:
         frames = [(frame, line) for frame, line in traceback.walk_tb(end.__traceback__) if not _is_between(frame)]
         frame, line = frames[-1]
-        if _package(frame) == "submitit":
+        if _package(frame) in ("submitit", "fedlab_runner"):
             raise
         place = f"{frame.f_code.co_filename}, line {line},"
         raise RunFailed(

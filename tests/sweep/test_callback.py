@@ -41,7 +41,7 @@ from fedlab_runner.sweep import ahead, callback, plots, ranking, records, states
 from fedlab_runner.sweep.records import Job, Row
 from fedlab_runner.sweep.table import cells, csv_text, markdown, refresh, show
 from fedlab_runner.tracking.metric_direction import check_direction, direction_of
-from fedlab_runner.utils import checksummed_json, system, untrusted
+from fedlab_runner.utils import checksummed_json, streams, system, untrusted
 from fedlab_runner.utils.errors import Diverged, Pruned, RunFailed, UserError
 from fedlab_runner.utils.files import write_text_atomically
 from tests.helpers.crash import TINY
@@ -852,6 +852,16 @@ def test_a_job_on_slurm_may_be_put_back() -> None:
         launcher = compose("train", ["hydra/launcher=slurm"], return_hydra_config=True).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher") and launcher.additional_parameters.requeue is True
     assert launcher.max_num_timeout > 0 and launcher.signal_delay_s < 60 * launcher.timeout_min
+
+
+def test_a_job_in_a_process_of_a_launcher_is_not_stopped_by_a_lost_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It logs its beginning."""
+    monkeypatch.setattr(streams, "_optional", [])
+    monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=RunMode.MULTIRUN))
+    monkeypatch.setattr(callback, "JobRecord", lambda cfg: raised(RunFailed()))
+    with pytest.raises(RunFailed):
+        train.job(OmegaConf.create())
+    assert streams._optional
 
 
 def test_a_local_launcher_gets_no_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
