@@ -154,12 +154,8 @@ from fedlab_runner.utils import exits, streams
 with streams.protected(), exits.refused():
     print(flush=True)
 """
-# Answers that take less than a buffer, whose commands do no run whose results are in files.
-OTHER_ANSWERS = (
-    ("-m", "fedlab_runner", "--list", "server_data"),
-    ("-m", "fedlab_runner.report.cli", "--help"),
-    ("-c", IN_A_RUN),
-)
+# Answers of other commands; the first takes less than a buffer.
+OTHER_ANSWERS = ("-m", "fedlab_runner.report.cli", "--help"), ("-c", IN_A_RUN)
 
 
 def command(folder: Path, *more: str, **how: Any) -> "subprocess.Popen[bytes]":
