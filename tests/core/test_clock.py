@@ -109,6 +109,7 @@ def test_over_selection_keeps_the_first_to_report() -> None:
     slowest_kept = max(known[client] for client in starts.ids.tolist())
     assert all(known[client] >= slowest_kept for client in set(asked.tolist()) - set(starts.ids.tolist()))
     assert len(time.start(1).ids) == 4, "those left out are idle again"
+    assert len(time.sample(0, np.arange(30))) == 4, "without a server too"
 
 
 def test_over_selection_asks_as_many_as_the_decimals_say() -> None:

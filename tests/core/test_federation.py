@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,11 +10,15 @@ from torch import Tensor
 from fedlab_runner.aggregators.median import CoordinateMedian
 from fedlab_runner.checkpoints.state_packing import pack
 from fedlab_runner.core.aggregation import Aggregation
+from fedlab_runner.core.clock import RoundClock
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.running_sums import sums_of
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.delays.constant import ConstantDelay
+from fedlab_runner.delays.none import NoDelay
+from fedlab_runner.participation.over_selection import OverSelection
+from fedlab_runner.participation.uniform import UniformParticipation
 from tests.helpers.toy import EQUAL, aggregator, federation
 
 
@@ -25,6 +30,7 @@ class Upload(NamedTuple):
 def step(fed: Federation, round: int) -> Updates[Upload]:
     fed.begin(round, 1.0)
     cohort = fed.start_cohort((torch.zeros(10),))
+    cohort.final_loss = cohort.ids.double()
     who = torch.stack([cohort.ids, torch.full_like(cohort.ids, round)], 1)
     return fed.collect_updates(cohort, Upload(who, cohort.ids.double()))
 
@@ -86,6 +92,15 @@ def test_bytes_are_those_of_the_payload(kind: torch.dtype, size: int, sum_every:
     assert fed.collect()["cost/server_gflops"] == pytest.approx(2 * 4 * 3 / 1e9)
 
 
+def test_clients_that_are_asked_in_vain_receive_the_model_too() -> None:
+    """Five of eight clients; each receives 10 values and as many more as its number says."""
+    fed = federation(participation=OverSelection(2, 2.5, 0))
+    fed.begin(0, 1.0)
+    fed.start_cohort((torch.zeros(10),), np.arange(8))
+    asked = RoundClock(np.ones(8, np.int64), UniformParticipation(5, None, 0), NoDelay(draw="client"), 0).start(0).ids
+    assert fed.collect()["comm/download_mb"] == pytest.approx(4 * (5 * 10 + asked.sum()) / 1e6)
+
+
 def test_means_are_weighted_by_examples_or_uniform() -> None:
     arrivals = Updates((torch.zeros(2),), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.tensor([0, 0]))
     rows = torch.tensor([[0.0, 4.0], [8.0, 0.0]])
@@ -121,6 +136,7 @@ def test_a_saved_federation_goes_on_with_clients_in_flight() -> None:
     for round in range(9, 25):
         a, b = step(first, round), step(second, round)
         assert a.upload.who.tolist() == b.upload.who.tolist() and a.staleness.tolist() == b.staleness.tolist()
+        assert first.arrived_losses == second.arrived_losses == a.ids.tolist()
 
 
 def test_a_snapshot_does_not_change_with_the_run() -> None:

@@ -75,7 +75,8 @@ def test_models_that_work_alone_have_the_scores_of_those_that_do_not(
     client_data = ClientData(inputs, targets, np.split(np.arange(90), [1, 50, 80]), family.device)
     models = torch.stack([family.init(seed) for seed in range(4)])
     executor, before, found = Vectorized(3, compile=False), torch.get_num_threads(), list[list[torch.Tensor]]()
-    for least, threads in ((float("inf"), 1), (0.0, 1), (0.0, 3)):
+    example = family.flops(family.normalize(inputs[:1], family.dtype)).forward
+    for least, threads in ((float("inf"), 1), (0.0, 1), (0.0, 3), (20.0 * example, 1)):  # the last: of two clients
         monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", least)
         torch.set_num_threads(threads)
         try:
@@ -84,9 +85,10 @@ def test_models_that_work_alone_have_the_scores_of_those_that_do_not(
         finally:
             torch.set_num_threads(before)
         found.append([correct.double(), loss, torch.from_numpy(own.accuracy), torch.from_numpy(own.loss)])
-    for together, alone, shared in zip(*found, strict=True):
+    for together, alone, shared, some in zip(*found, strict=True):
         torch.testing.assert_close(alone, together, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(shared, alone, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(some, alone, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["synchronous", "server_trained", "clients_only", "hybrid", "submodels"])

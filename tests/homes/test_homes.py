@@ -1,5 +1,6 @@
 """Which tensors each home keeps."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ from tests.helpers.toy import CLASSES, CPU, FEATURES, HOMES, home, mlp, model_fa
 
 def layered() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, CLASSES))
+
+
+def alike() -> nn.Module:
+    """A name that begins with the classifier's."""
+    layers = {"fc2": nn.Linear(FEATURES, 6), "act": nn.Tanh(), "fc": nn.Linear(6, CLASSES)}
+    return nn.Sequential(OrderedDict(layers))
 
 
 def tied() -> nn.Module:
@@ -49,6 +56,8 @@ NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
         (home("head"), normed, {"3.weight", "3.bias"}),
         (home("body"), mlp, {"0.weight", "0.bias"}),
         (home("body"), normed, {"0.weight", "0.bias"} | NORM),
+        (home("body"), alike, {"fc2.weight", "fc2.bias"}),
+        (home("head"), alike, {"fc.weight", "fc.bias"}),
         (home("norm"), normed, NORM),
         (home("norm"), layered, {"1.weight", "1.bias", "2.weight", "2.bias"}),
         (home("prefixes"), normed, set()),
