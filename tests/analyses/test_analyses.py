@@ -66,9 +66,9 @@ def test_the_true_update_is_the_servers_step(name: str, keys: dict[str, Any]) ->
     fed, built, analysis = federation(SIZES), algorithm(name, **keys), UpdateCosines(1, None)
     state, memory = built.init(fed), analysis.init()
     for round in range(2):
-        fed.begin(round, 1.0)
+        fed.begin(round, 0.5)
         memory, _ = analysis.observe(memory, state, built, fed)
-        before, state = built.models(state), run(built, fed, 1, first=round, state=state)
+        before, state = built.models(state), run(built, fed, 1, first=round, state=state, factor=0.5)
         torch.testing.assert_close(memory[round + 1], built.models(state) - before, rtol=0, atol=1e-12)
 
 

@@ -25,12 +25,12 @@ OWNED = [np.arange(0, 40), np.arange(40, 41), np.arange(41, 60), np.arange(60, 6
 
 
 def examples(n: int, seed: int) -> Examples:
-    """Examples of four classes; the users are the clients of `OWNED` and, in the test set, a fifth that is nobody's."""
+    """Examples of four finer labels in two classes; the users are the clients of `OWNED` and, in the test set, a fifth that is nobody's."""
     rng = np.random.default_rng(seed)
     labels = torch.from_numpy(rng.integers(4, size=n))
     owner = np.repeat(np.arange(len(OWNED)), [len(mine) for mine in OWNED])
     users = torch.from_numpy(owner if n == len(owner) else rng.integers(6, size=n))
-    return Examples(torch.zeros(n, 2), labels, labels, users)
+    return Examples(torch.zeros(n, 2), labels // 2, labels, users)
 
 
 TRAIN, TEST = examples(100, 0), examples(60, 1)
@@ -52,6 +52,7 @@ def test_each_choice_of_the_group_is_tested_here() -> None:
 def test_uses_are_disjoint_cover_the_clients_examples_and_are_a_function_of_the_seed(name: str) -> None:
     parts = split(CHOICES[name])
     assert parts.test is not None and parts.from_test_set == (name != "shares")
+    assert parts.validation[0].tolist() != (parts.validation[4] - 60).tolist(), "clients of one size draw apart"
     for client, mine in enumerate(OWNED):
         uses = [parts.train[client], parts.validation[client]] + ([] if parts.from_test_set else [parts.test[client]])
         assert sorted(np.concatenate(uses).tolist()) == mine.tolist(), "each once"

@@ -106,6 +106,7 @@ def test_over_selection_keeps_the_first_to_report() -> None:
     starts = time.start(0)
     asked = RoundClock(np.ones(30, np.int64), UniformParticipation(8, None, 0), NoDelay(draw="client"), 0).start(0).ids
     assert len(starts.asked) == 8 and (starts.due == 0).all() and set(starts.ids) <= set(asked)
+    assert starts.ids.tolist() == starts.asked[np.isin(starts.asked, starts.ids)].tolist(), "in the order of sampling"
     slowest_kept = max(known[client] for client in starts.ids.tolist())
     assert all(known[client] >= slowest_kept for client in set(asked.tolist()) - set(starts.ids.tolist()))
     assert len(time.start(1).ids) == 4, "those left out are idle again"

@@ -27,7 +27,8 @@ def test_wsm_is_its_definition() -> None:
     """DFML, Eq 2."""
     beta = COUNTS.double() / COUNTS.sum()
     expected = -LOGITS[range(6), TARGETS] + torch.log((beta * LOGITS.exp()).sum(1))
-    torch.testing.assert_close(value_and_gradient(WSM().offsets(COUNTS))[0], expected, rtol=0, atol=1e-12)
+    offsets = WSM().offsets(torch.stack([COUNTS, COUNTS + 1]))  # of two clients
+    torch.testing.assert_close(value_and_gradient(offsets[0])[0], expected, rtol=0, atol=1e-12)
 
 
 def test_wsm_has_the_gradient_of_the_authors_form() -> None:

@@ -43,7 +43,7 @@ def trained(name: str, sum_every: int | None, policy: str = "stop", **how: Any) 
     fed.trainer.guard = Guard(policy)
     method, state, metrics = few_rounds(name), None, []
     for round in range(ROUNDS):
-        state = run(method, fed, 1, first=round, state=state)
+        state = run(method, fed, 1, first=round, state=state, factor=0.9**round)
         metrics.append(fed.collect())
     return state, metrics
 

@@ -246,11 +246,13 @@ def asked(fed: Federation, ids: Sequence[int]) -> Cohort:
     return Cohort(fed.trainer, fed.family, fed.local, np.array(ids), due, fed.round, fed.lr, homes)
 
 
-def run(algorithm: Algorithm[Any], fed: Federation, rounds: int, first: int = 0, state: Any = None) -> Any:
-    """The State after some rounds."""
+def run(
+    algorithm: Algorithm[Any], fed: Federation, rounds: int, first: int = 0, state: Any = None, factor: float = 1.0
+) -> Any:
+    """The State after some rounds, in each of which the schedule has this factor."""
     state = algorithm.init(fed) if state is None else state
     for round in range(first, first + rounds):
-        fed.begin(round, 1.0)
+        fed.begin(round, factor)
         state = algorithm.round(state, fed)
     return state
 

@@ -129,6 +129,15 @@ def test_closes_clients_at_the_mean():
     assert sizes(split).max() < 20_000 / 10 + 200
     plain = DirichletUnbounded(0.01).split(strata, None, 10, rng())
     assert sizes(plain).max() > 20_000 / 10 + 200
+    one_class_each = Dirichlet(1e-9, 0, 1, 0).split(np.arange(60) % 6, None, 6, rng())
+    np.testing.assert_array_equal(sizes(one_class_each), 10)  # a client at the mean, to the example, is closed
+    again = Dirichlet(1e-9, 10, 5, 10).split(np.arange(60) % 6, None, 6, rng())  # each has the least size: one draw
+    assert all(map(np.array_equal, one_class_each, again))
+
+
+def test_counts_are_rounded_to_the_nearest():
+    """As in FedLAW's code."""
+    assert sizes(DirichletUnbounded(1e9).split(np.zeros(11, np.int64), None, 3, rng())).tolist() == [4, 4, 3]
 
 
 def test_dir_lin_groups_share_nothing():

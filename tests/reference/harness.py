@@ -47,6 +47,7 @@ from tests.reference.plain import Case, Data, Fields, Local, Net, Problem, Start
 
 OTHER_CLASSES = 4  # of the server's out-of-domain examples
 TOLERANCE = 1e-10  # of a value of a State; the loops add up in another order
+FACTOR = 0.5  # the schedule's, in each round: a loop has the product with `local.lr`, and knows of no schedule
 # Keys that say where or how often something is computed, not what.
 NOT_OF_THE_PAPER = {"store_on", "cache_teachers", "chunk_size"}
 
@@ -98,12 +99,13 @@ def all_cases() -> list[Case]:
 
 def build(case: Case, models: tuple[str, ...], executor: Executor | None = None) -> Federation:
     """The federation of a case: eight clients with 1 to 40 examples."""
+    setting = local(**case.local)
     fed = federation(
         RAGGED,
         builds=[NETWORKS[name] for name in models],
         cohort=case.cohort,
         std=case.std,
-        training=local(**case.local),
+        training=replace(setting, lr=setting.lr / FACTOR),
         optimizer=None if case.optimizer is None else server_optimizer(case.optimizer[0], **case.optimizer[1]),
         home=None if case.home is None else home(case.home),
         executor=executor,
@@ -138,14 +140,14 @@ def curve(case: Case, fed: Federation, rounds: int) -> Iterator[Fields]:
     built = algorithm(case.method, **case.keys)
     state = built.init(fed)
     for round in range(rounds):
-        fed.begin(round, 1.0)
+        fed.begin(round, FACTOR)
         state = built.round(state, fed)
         at_home = {} if case.home is None else {"home": fed.home.state_dict()["settled"]}
         yield plain(state) | at_home
 
 
-def problem(fed: Federation, rounds: int, late: bool) -> Problem:
-    """What a federation draws. `late`: whether clients start by the clock, which has delays."""
+def problem(fed: Federation, rounds: int, late: bool, factor: float = 1.0) -> Problem:
+    """What a federation draws. `late`: whether clients start by the clock, which has delays. `factor`: the schedule's."""
     assert fed.server_data is not None and fed.auxiliary_data is not None
     cohorts = [[Start(*pair) for pair in zip(s.ids.tolist(), s.due.tolist(), strict=True)] for s in fed.ahead(rounds)]
     assert late == any(start.due > t for t, cohort in enumerate(cohorts) for start in cohort)
@@ -210,7 +212,9 @@ def problem(fed: Federation, rounds: int, late: bool) -> Problem:
         data=Data(data.inputs, data.targets),
         members=[torch.from_numpy(data.members(i)) for i in range(data.num_clients)],
         num_classes=fed.family.num_classes,
-        local=Local(setting.lr, setting.momentum or 0.0, setting.weight_decay, setting.batch_size, setting.epochs or 0),
+        local=Local(
+            setting.lr * factor, setting.momentum or 0.0, setting.weight_decay, setting.batch_size, setting.epochs or 0
+        ),
         num_rounds=rounds,
         server=Data(fed.server_data.inputs, fed.server_data.targets),
         server_classes=fed.server_data.num_classes,

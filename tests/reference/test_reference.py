@@ -16,7 +16,7 @@ from fedlab_runner.executors.processes import Processes
 from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.helpers.toy import CLASSES, RAGGED, algorithm, examples, mlp
-from tests.reference.harness import TOLERANCE, all_cases, build, curve, keys, largest_difference, problem
+from tests.reference.harness import FACTOR, TOLERANCE, all_cases, build, curve, keys, largest_difference, problem
 from tests.reference.plain import Case, Fields, Net, gradient
 
 CASES = [(case, models) for case in all_cases() for models in case.models]
@@ -49,7 +49,7 @@ def slow_without(names: list[str]) -> list[Any]:
 def by_reference(name: str) -> list[Fields]:
     """The States of a case's reference loop after each round."""
     case, models = CASES[NAMES.index(name)]
-    drawn = problem(build(case, models), case.rounds, late=case.std > 0)
+    drawn = problem(build(case, models), case.rounds, case.std > 0, FACTOR)
     return list(case.reference(drawn, **keys(case)))
 
 

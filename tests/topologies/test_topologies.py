@@ -212,3 +212,4 @@ def test_spectral_gaps_that_are_known() -> None:
     apart[0, 1] = apart[1, 0] = apart[2, 3] = apart[3, 2] = True
     assert spectral_gap(metropolis(apart)) == pytest.approx(0, abs=1e-12)
     assert spectral_gap(metropolis(np.zeros((1, 1), bool))) == 1
+    assert spectral_gap(np.eye(2)[::-1]) == 0, "two clients that swap their models never agree"
