@@ -155,7 +155,7 @@ def test_the_gradient_of_the_loops_is_that_written_by_hand() -> None:
 
 def test_the_comparison_can_fail() -> None:
     case = next(case for case in all_cases() if case.method == "fedavg")
-    drawn = problem(build(case, case.models[0]), case.rounds, late=case.std > 0)
+    drawn = problem(build(case, case.models[0]), case.rounds, case.std > 0, FACTOR)
     other = case.reference(drawn, **(keys(case) | {"server_lr": keys(case)["server_lr"] * (1 + 1e-6)}))
     first = next(curve(case, build(case, case.models[0]), 1))
     assert largest_difference(first, next(other)) > 100 * TOLERANCE
