@@ -25,8 +25,8 @@ OWNED = [np.arange(0, 40), np.arange(40, 41), np.arange(41, 60), np.arange(60, 6
 
 
 def examples(n: int, seed: int) -> Examples:
-    """Examples of two classes with four finer labels. The users are the clients of `OWNED` and, in the test set, a fifth
-    that is nobody's.
+    """Examples of two classes with four finer labels. The users are the clients of `OWNED`, and in the test set a
+    fifth that is nobody's.
     """
     rng = np.random.default_rng(seed)
     labels = torch.from_numpy(rng.integers(4, size=n))

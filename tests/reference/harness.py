@@ -147,7 +147,7 @@ def curve(case: Case, fed: Federation, rounds: int) -> Iterator[Fields]:
 
 
 def problem(fed: Federation, rounds: int, late: bool, factor: float = 1.0) -> Problem:
-    """What a federation draws. `late`: whether clients start by the clock, which has delays. `factor`: of the schedule."""
+    """What a federation draws. `late`: whether clients start by the clock, with delays. `factor`: of the schedule."""
     assert fed.server_data is not None and fed.auxiliary_data is not None
     cohorts = [[Start(*pair) for pair in zip(s.ids.tolist(), s.due.tolist(), strict=True)] for s in fed.ahead(rounds)]
     assert late == any(start.due > t for t, cohort in enumerate(cohorts) for start in cohort)
