@@ -131,7 +131,9 @@ def test_a_run_resumes_to_the_same_bits_and_executors_agree(name: str) -> None:
     again.load_state_dict(saved["fed"])
     other = run(method, again, 1, first=ROUNDS - 1, state=other)
     assert same(state, other) and fed.collect() == again.collect()
-    assert bool(saved["fed"]["home"]["away"]) == (name in SERVED) and same(fed.home.state_dict(), again.home.state_dict())
+    assert bool(saved["fed"]["home"]["away"]) == (name in SERVED) and same(
+        fed.home.state_dict(), again.home.state_dict()
+    )
     mine = own_models(method, state, fed)
     assert torch.equal(mine, own_models(method, other, again))
     fast = federation(**how, executor=Vectorized(2, compile=False))

@@ -1,5 +1,6 @@
 """Learning-rate schedules: their values at the ends, and what is refused."""
 
+import json
 import re
 
 import pytest
@@ -90,19 +91,23 @@ def test_every_choice_but_constant_changes_the_rate_in_a_run_of_the_default_leng
 
 
 @pytest.mark.parametrize(
-    ("overrides", "at_first", "of_three"),
+    ("overrides", "at_first", "of_three", "factors"),
     [
-        (["lr_schedule=step", "lr_schedule.every=2"], True, False),
-        (["lr_schedule=step", "lr_schedule.every=1"], False, False),
-        (["lr_schedule=piecewise"], True, True),
-        (["lr_schedule=piecewise", "lr_schedule.factors=[0.5, 0.1]"], False, False),
-        (["lr_schedule=constant"], False, False),
+        (["lr_schedule=step", "lr_schedule.every=2", "lr_schedule.decay=0.5"], True, False, [1, 1, 0.5]),
+        (["lr_schedule=step", "lr_schedule.every=1", "lr_schedule.decay=0.5"], False, False, [1, 0.5, 0.25]),
+        (["lr_schedule=piecewise"], True, True, [1, 1, 1]),
+        (["lr_schedule=piecewise", "lr_schedule.factors=[0.5, 0.1]"], False, False, [0.5, 0.5, 0.5]),
+        (["lr_schedule=constant"], False, False, [1, 1, 1]),
     ],
 )
-def test_a_schedule_that_leaves_the_rate_as_it_is_is_said(overrides, at_first, of_three, tmp_path, caplog):
+def test_a_schedule_that_leaves_the_rate_as_it_is_is_said(overrides, at_first, of_three, factors, tmp_path, caplog):
+    """And each round has its rate, also after a resume."""
     for rounds, warned in ((2, at_first), (3, of_three)):  # the second run continues the first one
         caplog.clear()
         run_in(tmp_path, composed(f"rounds={rounds}", *overrides))
         said = f"lr_schedule has no effect in {rounds} rounds: in each of them the rate is local.lr;"
         assert (said in caplog.text) == warned
+    rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    rates = [row["local/lr"] for row in rows if "local/lr" in row]
+    assert rates == pytest.approx([each * composed().local.lr for each in factors])
     assert not idle(CosineLR(1, 0.0), 1), "one round has no schedule"
