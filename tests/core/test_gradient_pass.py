@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.helpers.toy import RAGGED, federation, local
+from tests.helpers.toy import RAGGED, asked, federation, home, local
 
 
 def test_a_gradient_is_that_of_the_mean_loss_alone() -> None:
@@ -23,3 +23,10 @@ def test_a_gradient_is_that_of_the_mean_loss_alone() -> None:
             logits = family.forward(family.views(leaf), data.inputs[rows])
             (g,) = torch.autograd.grad(F.cross_entropy(logits, data.targets[rows]), leaf)
             torch.testing.assert_close(found[k], g, rtol=0, atol=1e-12)
+
+
+def test_values_at_home_have_no_gradient() -> None:
+    fed, ids = federation(home=home("head")), np.arange(len(RAGGED))
+    x, kept = fed.family.init(0), fed.home.mask(fed.family)[: fed.family.num_params]
+    found, whole = asked(fed, ids.tolist()).gradients(x), fed.cohort(ids).gradients(x)
+    assert torch.equal(found, torch.where(kept, 0.0, whole)) and bool((whole[:, kept] != 0).any())

@@ -120,6 +120,13 @@ def test_ranks_share_ties_and_follow_the_metric() -> None:
     assert summaries.ranks_of(scores, less_is_better=True) == {"a": [1.5, 2.0], "b": [1.5, 1.0]}
 
 
+def test_conditions_weigh_alike_in_a_profile(groups: list[grouping.SeedGroup]) -> None:
+    scores = {"FedAvg": [np.full(3, 0.1), np.array([0.9])]}
+    chart = summaries._profiles(scores, curves.lines_of(groups), "test/accuracy", False, {"FedAvg": 0.5})
+    (series,) = chart.panels[0].series
+    assert {y for x, y in zip(series.x, series.y, strict=True) if 20 < x < 80} == {50.0}
+
+
 def test_a_profile_is_the_share_of_runs_that_are_as_good(groups: list[grouping.SeedGroup]) -> None:
     section = summaries.section(groups, curves.lines_of(groups), 2)
     assert section is not None
