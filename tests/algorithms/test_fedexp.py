@@ -70,6 +70,8 @@ def test_fedexp_of_changes_that_cancel_stays_finite() -> None:
 def test_fedexp_evaluates_the_mean_of_the_last_two_models() -> None:
     one, two = (run(algorithm("fedexp"), federation(), rounds) for rounds in (1, 2))
     assert torch.equal(two.previous, one.params)
+    nobody = arrivals(one.params.new_zeros(0, len(one.params)))
+    assert algorithm("fedexp").server_step(two, nobody, federation()) is two, "no model is new"
     close(algorithm("fedexp").models(two), (one.params + two.params) / 2)
     plain = algorithm("fedexp", eval_avg_last2=False)
     close(plain.models(run(plain, federation(), 2)), two.params)

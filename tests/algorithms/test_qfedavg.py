@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedlab_runner.algorithms.qfedavg import QFedAvgUpload
+from fedlab_runner.algorithms.shared.averaging import Params
 from fedlab_runner.core.updates import Updates
 from tests.helpers.identities import BUILDS, LATE, close
 from tests.helpers.toy import RAGGED, algorithm, asked, federation, home, normed, run
@@ -52,7 +53,7 @@ def test_a_larger_q_moves_the_server_towards_the_client_with_the_larger_loss() -
 def test_a_clients_loss_is_that_of_the_model_it_starts_from(kept: str) -> None:
     """In evaluation mode, over all its examples, with its own values where it has some."""
     fed = federation(RAGGED, build=normed, home=home(kept))
-    method = algorithm("qfedavg")
+    method: Any = algorithm("qfedavg")
     state = run(method, fed, 2)
     fed.begin(2, 1.0)
     cohort = asked(fed, [5, 0, 7])
@@ -63,6 +64,8 @@ def test_a_clients_loss_is_that_of_the_model_it_starts_from(kept: str) -> None:
         inputs, targets = fed.client_data.inputs[rows], fed.client_data.targets[rows]
         loss = F.cross_entropy(family.evaluate(x[:p], x[p:], inputs), targets)
         assert float(found[k]) == pytest.approx(float(loss), rel=1e-12)
+    fed.begin(2, 0.0)  # h is F^q then, of values from before the round
+    close(method.client_update(state, asked(fed, [5, 0, 7])).h, found**method.q, atol=1e-8)
 
 
 def test_a_loss_of_0_and_a_learning_rate_of_0_stay_finite() -> None:
@@ -75,6 +78,10 @@ def test_a_loss_of_0_and_a_learning_rate_of_0_stay_finite() -> None:
     ones = torch.tensor([1, 1])
     nothing = QFedAvgUpload(0 * rows, rows[:, :0], torch.zeros(2, dtype=torch.float64))
     close(method.server_step(method.init(fed), Updates(nothing, ones, ones, 0 * ones), fed).params, x)
+    fed.begin(0, 1.0)
+    sure = x.clone()  # of the label of client 0's one example
+    fed.family.views(sure)["2.bias"][fed.client_data.targets[0]] = 1e4
+    assert asked(fed, [0]).losses(sure) == 0 and torch.isfinite(method.client_update(Params(sure), asked(fed, [0])).h)
 
 
 def test_the_pass_for_the_loss_is_counted() -> None:

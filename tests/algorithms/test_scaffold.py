@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fedlab_runner.core.update_guard import Guard
+from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import close, evaluated
-from tests.helpers.toy import EQUAL, algorithm, federation, local, normed, run
+from tests.helpers.toy import EQUAL, algorithm, federation, local, mlp, normed, run
 from tests.helpers.work import BAD, ROUND, Poisoned
 
 
@@ -18,12 +19,15 @@ def test_scaffold_starts_as_fedavg() -> None:
     assert not torch.allclose(evaluated("scaffold", 2, fed), evaluated("fedavg", 2, fed))
 
 
-@pytest.mark.parametrize("build", [None, normed])
-def test_the_server_control_is_the_mean_of_all_clients(build: Any) -> None:
-    fed = federation([6, 3, 9, 2, 12, 8], cohort=2, std=1.5, **({"build": build} if build else {}))
-    state = run(algorithm("scaffold"), fed, 9)
-    close(state.c, sum(state.c_i.values()) / fed.num_clients)
-    assert 2 < len(state.c_i) <= fed.num_clients, "others are zero"
+@pytest.mark.parametrize(("build", "weighting"), [(mlp, "uniform"), (normed, "size")])
+def test_the_server_control_is_the_mean_of_all_clients(build: Any, weighting: str) -> None:
+    """But of those that are held out."""
+    chosen = UniformParticipation(2, None, 2)
+    fed = federation([6, 3, 9, 2, 12, 8, 20], participation=chosen, std=1.5, build=build)
+    state = run(algorithm("scaffold", weighting=weighting), fed, 9)
+    sizes = {i: int(fed.client_data.num_examples[i]) if weighting == "size" else 1 for i in fed.participants.tolist()}
+    close(state.c, sum(sizes[i] * c_i for i, c_i in state.c_i.items()) / sum(sizes.values()))
+    assert 2 < len(state.c_i) <= len(sizes) == 5, "others are zero"
     assert state.c.abs().sum() > 0
 
 

@@ -4,23 +4,32 @@ The paper counts the staleness t - tau in updates, this project in rounds: updat
 norm's statistics are a part of the model that is mixed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tests.reference.plain import MLP, Case, Fields, Model, Problem, Sent, arrived
+from tests.reference.server_step import Server, without_optimizer
 
 
 def fedasync(
-    p: Problem, *, alpha: float, staleness: str, a: float | None, b: float | None, rho: float
+    p: Problem,
+    *,
+    alpha: float,
+    staleness: str,
+    a: float | None,
+    b: float | None,
+    rho: float,
+    optimizer: Callable[[Problem], Server] = without_optimizer,
 ) -> Iterator[Fields]:
     a, b = (0.5 if staleness == "polynomial" else 10.0) if a is None else a, 4.0 if b is None else b  # section 6
-    x, sent = p.x0, list[Sent]()  # Server: initialise x_0
+    x, sent, server = p.x0, list[Sent](), optimizer(p)  # Server: initialise x_0
     for t in range(p.num_rounds):
         for k in p.cohort(t):  # Scheduler: trigger training tasks on some workers, send x with its time stamp
             sent.append(Sent(t, k.client, k.due, x, worker(p, k.client, x, t, rho)))
         for u in arrived(sent, t):  # Updater: receive the pair (x_new, tau) from any worker
             alpha_t = alpha * s(t - u.round, staleness, a, b)  # alpha_t <- alpha s(t - tau)
             # x_t <- (1 - alpha_t) x_{t-1} + alpha_t x_new
-            x = Model(*((1 - alpha_t) * old + alpha_t * new for old, new in zip(x, u.y, strict=True)))
+            mixed = ((1 - alpha_t) * old + alpha_t * new for old, new in zip(x, u.y, strict=True))
+            x = server(x, Model(*mixed))
         yield {"params": x.vector}
 
 

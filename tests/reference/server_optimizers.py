@@ -1,12 +1,14 @@
-"""Server optimisers around FedAvg, SCAFFOLD and FedBuff."""
+"""Server optimisers around FedAvg, SCAFFOLD and the methods that step more than once a round."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from tests.reference.ca2fl import ca2fl
+from tests.reference.fedasync import fedasync
 from tests.reference.fedavg import fedavg
 from tests.reference.fedbuff import fedbuff
-from tests.reference.plain import Case, Fields
+from tests.reference.plain import MLP, Case, Fields
 from tests.reference.scaffold import scaffold
 from tests.reference.server_step import FedAvgM, FedOpt
 
@@ -35,4 +37,6 @@ CASES = [
         std=1.5,
         equations="Algorithm 1",
     ),
+    case("ca2fl server adam", ca2fl, "adam", ADAM, keys={"buffer_size": 3}, models=(MLP,), equations="Algorithm 2"),
+    case("fedasync server sgd, late", fedasync, "sgd", NESTEROV, std=1.5, models=(MLP,), equations="Algorithm 1"),
 ]
