@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.identities import BUILDS, LATE, close
-from tests.helpers.toy import RAGGED, algorithm, federation, local, run, stacked
+from tests.helpers.toy import RAGGED, algorithm, federation, home, local, run, stacked
 
 BOUNDED = local(momentum=0.5, clip_norm=0.5, update_norm=0.3)
 SETTINGS: list[dict[str, Any]] = [{}, LATE, LATE | {"training": BOUNDED}]
@@ -36,19 +36,28 @@ def test_alpha_0_is_fedavg_and_alpha_1_is_stand_alone(setting: dict[str, Any], b
     close(of_whole, stacked(run(algorithm("standalone"), federation(**how), 5).own))
 
 
-def test_alpha_moves_along_its_gradient_once_a_round_and_stays_in_its_interval() -> None:
-    fed = federation(RAGGED, training=local(epochs=1, batch_size=64))  # of all examples
-    built = algorithm("apfl", alpha=0.5, adaptive=True)
+@pytest.mark.parametrize("kept", ["none", "head"])
+def test_alpha_moves_along_its_gradient_once_a_round(kept: str) -> None:
+    """Of w a client has its own values at home; the model that it uses has them too."""
+    fed = federation(RAGGED, training=local(epochs=1, batch_size=64), home=home(kept))  # of all examples
+    built, everyone = algorithm("apfl", alpha=0.5, adaptive=True), np.arange(len(RAGGED))
     before = run(built, fed, 2)
+    w = fed.home.fill(before.params, everyone)
     after = run(built, fed, 1, first=2, state=before)
+    now, used = fed.home.fill(after.params, everyone), built.client_models(after, fed, everyone)
     for client, row in before.personal.items():
         v, alpha = row[:-1], row[-1].clone().requires_grad_()
         inputs, targets = fed.client_data.examples(torch.from_numpy(fed.client_data.members(client)))
-        mixture = alpha * v + (1 - alpha) * before.params
+        mixture = alpha * v + (1 - alpha) * w[client]
         loss = nn.functional.cross_entropy(fed.family.forward(fed.family.views(mixture), inputs), targets)
         (g,) = torch.autograd.grad(loss, alpha)
         expected = (alpha - fed.local.lr * g).detach().clamp(0, 1)
-        torch.testing.assert_close(after.personal[client][-1], expected, rtol=0, atol=1e-12)
+        own, share = after.personal[client][:-1], after.personal[client][-1]
+        torch.testing.assert_close(share, expected, rtol=0, atol=1e-12)
+        close(used[client], share * own + (1 - share) * now[client])
+
+
+def test_alpha_stays_in_its_interval() -> None:
     far = run(algorithm("apfl", alpha=0.5, adaptive=True), federation(RAGGED, training=local(lr=3.0)), 8)
     alphas = torch.stack([row[-1] for row in far.personal.values()])
     assert alphas.min() >= 0 and alphas.max() == 1 and len(set(alphas.tolist())) > 1

@@ -23,6 +23,7 @@ from tests.helpers.toy import (
     evaluate,
     federation,
     few_rounds,
+    local,
     normed,
     run,
     tensors,
@@ -93,8 +94,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit_and_another_seed_does_not(name
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_stays_finite_when_all_are_late_and_when_nobody_ever_reports(name: str) -> None:
+    """Of clients that train for a number of steps."""
+    how: dict[str, Any] = {"build": normed, "training": local(epochs=None, steps=3), "home": default_home(name)}
     for std in (6.0, 1e6):
-        built, fed = few_rounds(name), federation(RAGGED, build=normed, cohort=2, std=std, home=default_home(name))
+        built, fed = few_rounds(name), federation(RAGGED, cohort=2, std=std, **how)
         state = run(built, fed, 8)
         assert all(torch.isfinite(t).all() for t in tensors(state) if t.is_floating_point())
     untouched = built.models(built.init(fed))

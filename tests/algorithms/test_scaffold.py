@@ -9,7 +9,7 @@ from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.participation.uniform import UniformParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import close, evaluated
-from tests.helpers.toy import EQUAL, algorithm, federation, local, mlp, normed, run
+from tests.helpers.toy import EQUAL, aggregator, algorithm, federation, local, mlp, normed, run
 from tests.helpers.work import BAD, ROUND, Poisoned
 
 
@@ -29,6 +29,13 @@ def test_the_server_control_is_the_mean_of_all_clients(build: Any, weighting: st
     close(state.c, sum(sizes[i] * c_i for i, c_i in state.c_i.items()) / sum(sizes.values()))
     assert 2 < len(state.c_i) <= len(sizes) == 5, "others are zero"
     assert state.c.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("name", "mean", "own"), [("scaffold", "c", "c_i"), ("feddyn", "h", "g_k")])
+def test_an_aggregator_acts_on_the_mean_of_what_clients_keep(name: str, mean: str, own: str) -> None:
+    state = run(algorithm(name), federation(EQUAL, cohort=3, rule=aggregator("median")), 1)
+    kept = torch.stack(list(getattr(state, own).values()))
+    close(getattr(state, mean), kept.median(0).values * 3 / 4)
 
 
 def test_one_client_learns_its_own_gradient() -> None:
