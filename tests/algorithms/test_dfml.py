@@ -82,9 +82,13 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
                 for q in others
             )
             losses.append(gamma * supervised + alpha * kl)
-        for optimizer, loss in zip(optimizers, losses, strict=True):
+        for optimizer, loss, (_, net, _) in zip(optimizers, losses, nets, strict=True):
             optimizer.zero_grad()
             loss.backward()
+            slopes = [w.grad for w in net.parameters() if w.grad is not None]
+            norm = torch.cat([g.flatten() for g in slopes]).norm()
+            for g in slopes:
+                g *= min(1.0, float((setting.clip_norm or torch.inf) / norm))
         for optimizer in optimizers:
             optimizer.step()
     return [family.vector(net) for family, net, _ in nets]
@@ -93,7 +97,7 @@ def plain_twin(fed: Federation, students: list[Learners], gamma: float, alpha: f
 @pytest.mark.parametrize("executor", [None, Vectorized(2, compile=False)])
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_mutual_learning_is_its_plain_twin(executor: Any, alpha: float) -> None:
-    how: dict[str, Any] = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4)}
+    how: dict[str, Any] = {"loss_function": WSM(), "training": local(momentum=0.9, weight_decay=5e-4, clip_norm=0.2)}
     how |= {} if executor is None else {"executor": executor}
     fed = mixed(**how)
     ours = [w for stack in learnt(fed, learners(fed), 1 - alpha, alpha) for w in stack]
@@ -349,6 +353,7 @@ def test_few_senders_renew_peaks_more_often() -> None:
     built = dfml()
     largest = [built.alpha(s, 0, 10) for s in range(10)]
     assert [built._is_peak(a, 10, 50, 5) for a in largest] == [False] * 5 + [True] * 5
+    assert [built._is_peak(a, 10, 50, 14) for a in largest] == [False] * 8 + [True] * 2
     assert [built._is_peak(a, 10, 50, 25) for a in largest] == [False] * 9 + [True]
     assert [dfml(peak_updates=2)._is_peak(a, 10, 50, 5) for a in largest] == [False] * 8 + [True] * 2
 

@@ -204,6 +204,7 @@ def test_without_a_server_clients_that_keep_everything_are_stand_alone(name: str
     theirs = own_models(built(name), run(built(name), other, ROUNDS), other)
     assert torch.equal(mine[0], theirs[0]) and not torch.equal(mine[1:], theirs[1:])
     assert not torch.equal(mine[0], fed.family.init(fed.seed))
+    assert fed.collect().get("algorithm/consensus_distance", 0.0) == 0, "they differ in nothing that they share"
 
 
 @pytest.mark.parametrize("name", SERVERLESS)
