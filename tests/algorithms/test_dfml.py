@@ -375,11 +375,12 @@ def test_a_fixed_alpha_has_no_peaks_and_both_kinds_of_models_can_be_evaluated() 
 
 
 def test_a_fixed_aggregator() -> None:
-    fed, built = federation([6] * 5, cohort=2), dfml(fixed_aggregator=3, epochs=1)
-    state = built.init(fed)
-    for round in range(3):
-        assert state.aggregator == 3
-        state = run(built, fed, 1, round, state)
+    for client in (0, 3):
+        fed, built = federation([6] * 5, cohort=2), dfml(fixed_aggregator=client, epochs=1)
+        state = built.init(fed)
+        for round in range(3):
+            state = run(built, fed, 1, round, state)
+            assert state.aggregator == client
     with pytest.raises(UserError, match=r"^algorithm\.fixed_aggregator must be an id below .* \(5\), got 5$"):
         dfml(fixed_aggregator=5).check(fed)
     fed = federation([6, 0, 6, 6, 6], participation=UniformParticipation(2, None, 1))
