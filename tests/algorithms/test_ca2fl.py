@@ -55,6 +55,7 @@ def test_ca2fl_divides_by_all_clients_however_few_are_known() -> None:
     state: Any = run(algorithm("ca2fl", buffer_size=1), fed, 1)
     assert len(state.h_i) == 1
     close(state.h, next(iter(state.h_i.values())) / 10)
+    assert algorithm("ca2fl", buffer_size=1).stands_still([torch.zeros(1).numpy()]) is None, "one is enough"
 
 
 def test_ca2fl_keeps_one_update_for_each_client() -> None:

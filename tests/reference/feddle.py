@@ -132,7 +132,15 @@ SHORT = {"lr": 0.05, "epochs": 2, "batch_size": 32}
 CASES = [
     Case("feddle", feddle, SHORT | {"atlas_size": 6, "lam": 0.1}, equations=f"{WHERE}; Eq 5"),
     Case("feddle late", feddle, SHORT, std=4.0, cohort=3, equations=f"{WHERE}; Eq 5"),  # nothing arrives in round 3
-    Case("feddle out of domain", feddle, SHORT, out_of_domain=True, equations=f"{WHERE}; Eq 8 and 9"),
+    Case(
+        "feddle out of domain, late",
+        feddle,
+        SHORT,
+        std=4.0,
+        cohort=3,  # nothing arrives in round 3
+        out_of_domain=True,
+        equations=f"{WHERE}; Eq 8 and 9",
+    ),
     Case(
         "feddle small atlas, out of domain, late",
         feddle,
