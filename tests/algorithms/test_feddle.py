@@ -273,9 +273,10 @@ def test_the_fallback_can_cover_the_whole_atlas() -> None:
     close(built.server_step(after, arrived(second[:0]), fed).params, after.params)
 
 
-def test_without_a_search_and_a_fallback_nothing_moves() -> None:
+@pytest.mark.parametrize("nothing", [{"fallback": "zero"}, {"eta_fb": 0.0}])
+def test_without_a_search_and_a_fallback_nothing_moves(nothing: dict[str, Any]) -> None:
     fed = federation()
-    state = run(feddle(epochs=0, fallback="zero"), fed, 4)
+    state = run(feddle(epochs=0, **nothing), fed, 4)
     close(state.params, fed.family.init(0))
     assert state.atlas.scores.abs().sum() == 0
 

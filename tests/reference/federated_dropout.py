@@ -23,4 +23,4 @@ def drawn(p: Problem, n: int, t: int) -> Choose:
     return lambda size, of: sorted(rng.choice(of, size, replace=False).tolist())
 
 
-CASES = [Case("federated_dropout", federated_dropout, models=WIDTHS, equations="Algorithm 3, Eq 6 and 7")]
+CASES = [Case("federated_dropout", federated_dropout, models=WIDTHS, cohort=2, equations="Algorithm 3, Eq 6 and 7")]

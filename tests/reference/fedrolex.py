@@ -37,7 +37,7 @@ def window(t: int, order: str) -> Choose:
 EQUATIONS = "Algorithm 3, Eq 6 and 9"
 CASES = [
     Case("fedrolex rolled", fedrolex, models=WIDTHS[:1], equations=EQUATIONS),
-    Case("fedrolex sorted", fedrolex, {"order": "sorted"}, models=WIDTHS[1:], equations=EQUATIONS),
+    Case("fedrolex sorted", fedrolex, {"order": "sorted"}, cohort=2, models=WIDTHS[1:], equations=EQUATIONS),
     # with one sender the widest model is not at every meeting
     Case("fedrolex returned", fedrolex, {"order": "returned"}, cohort=1, models=WIDTHS[1:], equations=EQUATIONS),
 ]
