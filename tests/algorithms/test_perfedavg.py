@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlab_runner.core.federation import Federation
 from tests.helpers.identities import BUILDS, LATE, close, trained
-from tests.helpers.toy import RAGGED, algorithm, federation, local, mlp, run
+from tests.helpers.toy import RAGGED, algorithm, federation, home, local, mlp, normed, run
 
 WHOLE = local(epochs=1, batch_size=64)  # one step on all examples
 
@@ -43,17 +43,19 @@ def test_hessian_free_steps_follow_the_gradient_of_the_loss_after_a_step_and_fir
     assert (found["hessian_free"] - exact).abs().max() < 1e-6 < 1e-3 < (found["first_order"] - exact).abs().max()
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_a_clients_own_model_is_a_step_along_its_gradient(build: Any) -> None:
-    """Batch norm's statistics are those of the pass."""
-    fed, built = federation(RAGGED[1:], build=build, training=WHOLE), algorithm("perfedavg", inner_lr=0.4)
+@pytest.mark.parametrize(("build", "kept"), [(mlp, "none"), (mlp, "head"), (normed, "none")])
+def test_a_clients_own_model_is_a_step_along_its_gradient(build: Any, kept: str) -> None:
+    """From its own values where it has some; batch norm's statistics are those of the pass."""
+    fed = federation(RAGGED[1:], build=build, training=WHOLE, home=home(kept))
+    built = algorithm("perfedavg", inner_lr=0.4)
     state = run(built, fed, 2)
     before = fed.collect()
     own = built.client_models(state, fed, np.arange(fed.num_clients))
     assert fed.collect() == before, "a test is no training"
+    at = fed.home.fill(state.params, np.arange(fed.num_clients))
     for client, model in enumerate(own):
         net = build().double()
-        net.load_state_dict(fed.family.state_dict(state.params), strict=False)
+        net.load_state_dict(fed.family.state_dict(at[client]), strict=False)
         inputs, targets = fed.client_data.examples(torch.from_numpy(fed.client_data.members(client)))
         nn.functional.cross_entropy(net(inputs), targets).backward()
         torch.optim.SGD(net.parameters(), 0.4).step()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.helpers.identities import BUILDS, LATE, close, trained
-from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, local, run
+from tests.helpers.toy import CLASSES, FEATURES, algorithm, federation, home, local, run
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -25,18 +25,22 @@ def test_with_one_inner_step_from_w_it_is_fedavg_with_the_product_of_the_rates(
     close(other, trained("fedavg", 4, how | {"training": local(lr=0.2)}))
 
 
-def test_w_follows_the_gradient_of_moreaus_envelope_and_theta_is_its_minimiser() -> None:
-    """For a linear model on all examples at once, whose envelope has one minimiser (Eq 3 and 4)."""
+@pytest.mark.parametrize("kept", [[], ["weight"]], ids=["none", "weight"])
+def test_w_follows_the_gradient_of_moreaus_envelope_and_theta_is_its_minimiser(kept: list[str]) -> None:
+    """For a linear model on all examples at once, whose envelope has one minimiser (Eq 3 and 4). Of values at home w is
+    the client's own.
+    """
 
     def linear() -> nn.Module:
         return nn.Linear(FEATURES, CLASSES)
 
-    lam = 2.0
-    fed = federation([12], build=linear, training=local(epochs=1, batch_size=12, lr=0.1))
+    lam, whole = 2.0, local(epochs=1, batch_size=12, lr=0.1)
+    fed = federation([12], build=linear, training=whole, home=home("prefixes", prefixes=kept))
     built = algorithm("pfedme", lam=lam, inner_steps=100, inner_lr=0.2)
     state = run(built, fed, 1)
     x, theta = state.first, built.client_models(state, fed, np.arange(1))[0].clone().requires_grad_()
-    torch.testing.assert_close(state.params, x - 0.1 * lam * (x - theta.detach()), rtol=0, atol=1e-12)
+    w = fed.home.fill(state.params, np.arange(1))[0]
+    torch.testing.assert_close(w, x - 0.1 * lam * (x - theta.detach()), rtol=0, atol=1e-12)
     inputs, targets = fed.client_data.inputs, fed.client_data.targets
     loss = nn.functional.cross_entropy(fed.family.forward(fed.family.views(theta), inputs), targets)
     (g,) = torch.autograd.grad(loss + lam / 2 * (theta - x).square().sum(), theta)
