@@ -81,6 +81,14 @@ def test_weights_are_those_of_what_is_shared() -> None:
     assert not weights[:, at_home].any() and ((weights > 0) & (weights < 1))[:, ~at_home].any()
     frozen = [set(work.frozen) for work in watched.seen]  # type: ignore[attr-defined]
     assert all({name for name in kept_names if "running" not in name} <= each for each in frozen)
+    built, watched = algorithm("fedala", **FAST), Watched()  # the norm layer is below the mixed one
+    fed = federation(build=normed, home=home("norm"), executor=watched)
+    state = run(built, fed, 1)
+    own = fed.home.fill(state.params, np.arange(len(RAGGED)))[:, :p]
+    run(built, fed, 1, first=1, state=state)
+    for work in watched.seen:  # type: ignore[attr-defined]
+        assert torch.equal(work.per_client[0][:, at_home], own[work.ids][:, at_home])
+    assert watched.seen  # type: ignore[attr-defined]
 
 
 def test_the_first_round_is_fedavg_to_the_bit_and_the_second_is_not() -> None:

@@ -20,6 +20,7 @@ from fedlab_runner.core.work import Work
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.experiment.resource_estimate import _needs
+from fedlab_runner.participation.fixed import FixedParticipation
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
 from tests.helpers.kinds import by_kind
@@ -116,6 +117,16 @@ def test_with_everything_at_home_clients_are_stand_alone_and_the_server_stays(na
     other.client_data.inputs[fed.client_data.num_examples[0] :] += 1  # of all but the first client
     apart = own_models(method, run(method, other, ROUNDS), other)
     assert torch.equal(mine[0], apart[0]) and not torch.equal(mine[1:], apart[1:])
+
+
+@pytest.mark.parametrize("name", sorted(OTHERWISE - {"fedrep"}))
+def test_with_everything_at_home_a_client_has_what_it_would_have_alone_with_the_server(name: str) -> None:
+    how: dict[str, Any] = {"sizes": [6, 9], "build": smooth}
+    found = []
+    for more in ({"home": EVERYTHING}, {"participation": FixedParticipation([0], 0)}):
+        fed, method = federation(**how, **more), built(name, **({"adaptive": True} if name == "apfl" else {}))
+        found.append(method.client_models(run(method, fed, ROUNDS), fed, np.arange(1)))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", by_kind(ALLOWING))
