@@ -177,6 +177,8 @@ def test_the_order_of_a_clients_neurons_does_not_matter(
     state = state._replace(params=layout.take(server, range(3), state.places[0]))
     same, moved = (server_update(fed, state, each[ids], built, ids) for each in (rows, other))
     assert [a.tolist() for a in layout.by_layer(moved.places[2])] == [np.argsort(o).tolist() for o in orders]
+    share = np.concatenate([np.argsort(o) != np.arange(len(o)) for o in orders]).mean() / len(ids)
+    assert fed.collect()["algorithm/moved_neurons"] == pytest.approx(share), "of those that report"
     close(moved.params, same.params)
     close(same.params, layout.take(server, range(3), state.places[0]))
 

@@ -32,7 +32,9 @@ CASES = [
     Case("hfcl uniform", hfcl, {"weighting": "uniform"}, models=(MLP,), equations="Feddle, section 5"),
     Case("hfcl delta, late", hfcl, std=1.5, equations="Feddle, section 5"),
     *(
-        Case(f"hfcl {policy}, late", hfcl, {"late_policy": policy}, std=1.5, models=(BATCH_NORM,))
+        Case(
+            f"hfcl {policy}, late", hfcl, {"late_policy": policy, "weighting": "uniform"}, std=1.5, models=(BATCH_NORM,)
+        )
         for policy in ("model", "discard")
     ),
 ]
