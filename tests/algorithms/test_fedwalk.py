@@ -491,3 +491,11 @@ def test_infinite_thresholds_can_be_typed() -> None:
     built = [build(f"algorithm.tau={text}").algorithm for text in ("-inf", "inf")]
     assert all(isinstance(each, FedWalk) for each in built)
     assert [each.tau for each in built] == [-math.inf, math.inf]
+
+
+def test_what_is_evaluated_is_what_the_base_evaluates() -> None:
+    """FedExP's mean of the last two models, where the leash acts on the last one."""
+    built: Any = algorithm("fedwalk", base="fedexp", tau=-float("inf"))
+    state = run(built, federation(), 2)
+    assert torch.equal(built.models(state), (state.base.params + state.base.previous) / 2)
+    assert not torch.equal(built.models(state), state.base.params)
