@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.reference.plain import BATCH_NORM, MLP, Adam, Case, Fields, Model, Net, Problem, Sent, arrived, fedavg_step
+from tests.reference.plain import BATCH_NORM, Adam, Case, Fields, Model, Net, Problem, Sent, arrived, fedavg_step
 
 
 def fedgen(
@@ -107,7 +107,10 @@ def diversity(noise: Tensor, z: Tensor) -> Tensor:
 CASES = [
     Case("fedgen", fedgen, equations="Algorithm 1, Eq 2 to 5"),
     Case(
-        "fedgen weights", fedgen, {"alpha": 3.0, "beta": 2.0, "eta": 0.3, "decay": 0.02, "gen_epochs": 1}, models=(MLP,)
+        "fedgen weights",
+        fedgen,
+        {"alpha": 3.0, "beta": 2.0, "eta": 0.3, "decay": 0.02, "gen_epochs": 1},
+        models=(BATCH_NORM,),
     ),
     Case("fedgen late", fedgen, {"lr": 0.02, "lr_decay": 0.5, "weighting": "uniform"}, std=1.5),
     Case("fedgen model, late", fedgen, {"late_policy": "model", "alpha": 0.0}, std=1.5, models=(BATCH_NORM,)),
