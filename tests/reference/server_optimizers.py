@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from tests.reference.ca2fl import ca2fl
-from tests.reference.fedasync import fedasync
+from tests.reference.fedasync import WHERE, fedasync
 from tests.reference.fedavg import fedavg
 from tests.reference.fedbuff import fedbuff
 from tests.reference.plain import MLP, Case, Fields
@@ -38,5 +38,5 @@ CASES = [
         equations="Algorithm 1",
     ),
     case("ca2fl server adam", ca2fl, "adam", ADAM, keys={"buffer_size": 3}, models=(MLP,), equations="Algorithm 2"),
-    case("fedasync server sgd, late", fedasync, "sgd", NESTEROV, std=1.5, models=(MLP,), equations="Algorithm 1"),
+    case("fedasync server sgd, late", fedasync, "sgd", NESTEROV, std=1.5, models=(MLP,), equations=WHERE),
 ]
