@@ -19,6 +19,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.model_family import Batch, FunctionalModel
+from fedlab_runner.core.work import Work
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
@@ -131,21 +132,26 @@ def test_every_executor_equals_the_loop(setting: str, model: str, executor: str)
 
 
 @pytest.mark.parametrize("executor", OTHERS)
-def test_losses_and_corrections_get_what_belongs_to_each_client(executor: str) -> None:
+def test_losses_and_corrections_get_what_belongs_to_each_client_and_step(executor: str) -> None:
+    """A correction alone too, which follows the loop's gradient layer by layer."""
     ids = np.array([5, 2, 7])
     own = torch.linspace(0.1, 0.5, 3, dtype=torch.float64)
 
-    def outcome(executor: Executor) -> Tensor:
+    def outcome(executor: Executor, **more: Any) -> Tensor:
         fed = federation(executor=executor)
-        shared = fed.family.init(1)
 
-        def loss(model: Any, batch: Any, pull: Tensor, x: Tensor) -> Tensor:
-            return fed.family.loss(model, batch) + pull * (model.params - shared).square().sum()
+        def of_step(work: Work, rows: np.ndarray, step: int) -> tuple[Tensor]:
+            return (torch.from_numpy(work.ids[rows]) * own.new_tensor(0.05 * step),)
 
-        added: dict[str, Any] = {"loss": loss, "correct": lambda g, pull, x: g - pull * x}
-        return train(fed, ids, **added, per_client=(own,), common=(shared,))[0]
+        added: dict[str, Any] = {"correct": lambda g, pull, now, x: g - (pull + now) * x, "per_step": of_step}
+        return train(fed, ids, **added | more, per_client=(own,), common=(fed.family.init(1),))[0]
 
-    torch.testing.assert_close(outcome(OTHERS[executor]), outcome(Loop(compile=False)), rtol=0, atol=1e-10)
+    def loss(model: Any, batch: Any, pull: Tensor, now: Tensor, x: Tensor) -> Tensor:
+        return model.family.loss(model, batch) + (pull - now) * (model.params - x).square().sum()
+
+    for more in ({}, {"loss": loss}):
+        mine, theirs = (outcome(each, **more) for each in (OTHERS[executor], Loop(compile=False)))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
