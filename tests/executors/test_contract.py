@@ -144,14 +144,17 @@ def test_losses_and_corrections_get_what_belongs_to_each_client_and_step(executo
             return (torch.from_numpy(work.ids[rows]) * own.new_tensor(0.05 * step),)
 
         added: dict[str, Any] = {"correct": lambda g, pull, now, x: g - (pull + now) * x, "per_step": of_step}
-        return train(fed, ids, **added | more, per_client=(own,), common=(fed.family.init(1),))[0]
+        return train(fed, ids, **added | {"per_client": (own,), "common": (fed.family.init(1),)} | more)[0]
 
     def loss(model: Any, batch: Any, pull: Tensor, now: Tensor, x: Tensor) -> Tensor:
         return model.family.loss(model, batch) + (pull - now) * (model.params - x).square().sum()
 
+    loop = Loop(compile=False)
     for more in ({}, {"loss": loss}):
-        mine, theirs = (outcome(each, **more) for each in (OTHERS[executor], Loop(compile=False)))
+        mine, theirs = (outcome(each, **more) for each in (OTHERS[executor], loop))
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+    of_step = outcome(loop, correct=lambda g, pull, now, x: g - now * x)
+    assert torch.equal(of_step, outcome(loop, per_client=(), correct=lambda g, now, x: g - now * x)), "in this order"
 
 
 @pytest.mark.parametrize(
