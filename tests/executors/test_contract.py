@@ -20,6 +20,7 @@ from fedlab_runner.core.local_training import LocalTraining
 from fedlab_runner.core.losses import WSM
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.work import Work
+from fedlab_runner.executors import vectorized
 from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.compiled import width
 from fedlab_runner.executors.loop import Loop
@@ -161,16 +162,20 @@ def test_losses_and_corrections_get_what_belongs_to_each_client_and_step(executo
     ("executor", "added", "setting"),
     by_pairs([name for name in OTHERS if name != "auto"], ADDED, ["sgd", "adam", "clipped"]),
 )
-def test_what_algorithms_add(executor: str, added: str, setting: str) -> None:
-    """To steps of the loop, layer by layer or on vectors, and side by side: as on a vmapped objective of one client."""
+def test_what_algorithms_add(executor: str, added: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To steps of the loop, layer by layer or on vectors, and side by side: as on a vmapped objective of one client,
+    and by vmapped gradients, as for large models.
+    """
     found = []
-    for each in (Loop(compile=False), OTHERS[executor]):
+    for each, most in ((Loop(compile=False), 0), (OTHERS[executor], 10**6), (OTHERS[executor], 0)):
+        monkeypatch.setattr(vectorized, "MAX_PLAIN_PARAMS", most)
         fed = federation(build=normed, training=SETTINGS[setting], executor=each)
         found.append(train(fed, **ADDED[added], **data(fed, len(EVERYONE))))
         plain, _ = train(fed)
         assert not torch.allclose(found[-1][0], plain, atol=1e-6)
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+    for theirs, *mine in zip(*found, strict=True):
+        for each in mine:
+            torch.testing.assert_close(each, theirs, rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow

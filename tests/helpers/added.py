@@ -21,6 +21,11 @@ class Pulled:
         return self.mu * factor * (w - anchor).square().sum() + (own * w).sum()
 
 
+class PulledByHand(Pulled):
+    def gradient(self, w: Tensor, own: Tensor, anchor: Tensor, factor: Tensor) -> Tensor:
+        return 2 * self.mu * factor * (w - anchor) + own
+
+
 def corrected(g: Tensor, own: Tensor, anchor: Tensor, factor: Tensor) -> Tensor:
     return g - own + factor * anchor
 
@@ -50,5 +55,5 @@ ADDED: dict[str, dict[str, Any]] = {
     "penalty": {"penalty": Pulled(0.1)},
     "correction": {"correct": corrected},
     "move": {"perturb": perturbed},
-    "all": {"penalty": Pulled(0.1), "correct": corrected, "perturb": perturbed},
+    "all": {"penalty": PulledByHand(0.1), "correct": corrected, "perturb": perturbed},
 }
