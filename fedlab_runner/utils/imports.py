@@ -1,5 +1,6 @@
 """Imports that Python's garbage collector seldom looks through."""
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 
 SELDOM = (100_000, 20, 100)  # new objects before a collection of the youngest, and of these before one of the older
 USUAL = gc.get_threshold()  # Python's own, or the user's
+TELLS = "triton._C.libtriton"  # the compiler's module, which names on the terminal what is left of it at the end
 
 
 @contextmanager
@@ -24,3 +26,10 @@ def kept() -> Iterator[None]:
         gc.set_threshold(*USUAL)
         if len(sys.modules) > known:
             gc.freeze()
+
+
+@atexit.register
+def let_go() -> None:
+    """Lets Python delete the compiler's objects when the process ends, as set-aside ones stay."""
+    if TELLS in sys.modules:
+        gc.unfreeze()
