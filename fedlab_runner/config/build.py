@@ -137,9 +137,7 @@ def _allowed(values: dict[str, Any], hydra: Any) -> dict[str, Any]:
     if found := [*secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(hydra, "hydra")]), *_escapes(values)]:
         raise UserError("\n".join(found))  # no other faults: their lines show values, maybe the key
     debug = values.pop("debug", None)
-    for name, bound in secrets.leaves(debug, "debug") if debug else ():
-        if not isinstance(bound, int | float | None):
-            raise UserError(f"{name} must be a number, the bound of {name.removeprefix('debug.')}, got {bound!r}")
+    _check_bounds({"debug": debug}, {"debug": values}, "")
     bounded: dict[str, Any] = _bounded(values, debug)
     return bounded
 
@@ -182,6 +180,18 @@ def fingerprint(cfg: DictConfig) -> dict[str, Any]:
 def rounds_of(cfg: DictConfig) -> Any:
     """The number of rounds that a run of this config has."""
     return _bounded(cfg.get("rounds"), OmegaConf.select(cfg, "debug.rounds"))
+
+
+def _check_bounds(bounds: Mapping[str, Any], values: Any, path: str) -> None:
+    """Raises UserError for a bound that is no number, and for one of a part, whose keys have the bounds."""
+    for key, bound in bounds.items():
+        name, value = schema.join(path, key), values.get(key) if isinstance(values, dict) else None
+        of, part = name.removeprefix("debug."), isinstance(value, dict) and isinstance(bound, int | float)
+        if isinstance(bound, dict) and bound and not isinstance(value, int | float):
+            _check_bounds(bound, value, name)
+        elif part or not isinstance(bound, int | float | None) or isinstance(bound, bool) or bound != bound:
+            wanted = f"bounds of the keys of {of}" if part else f"a number, the bound of {of}"
+            raise UserError(f"{name} must be {wanted}, got {bound!r}")
 
 
 def _bounded(value: Any, bound: Any) -> Any:
