@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlab_runner.aggregators.base import Aggregator
-from fedlab_runner.utils.validate import at_least, finite_above
+from fedlab_runner.utils.validate import above, at_least
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GeometricMedian(Aggregator):
     compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        finite_above(0, nu=self.nu)
+        above(0, nu=self.nu)
         at_least(1, iterations=self.iterations)
 
     def weights(self, shares: Tensor, distances: Tensor) -> Tensor:

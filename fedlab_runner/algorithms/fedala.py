@@ -14,7 +14,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint, rows_of_each
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.optimizer import SGD, Bounded
-from fedlab_runner.utils.validate import at_least, finite_at_least, within
+from fedlab_runner.utils.validate import at_least, within
 
 NEW, TRAINED, LEARNED = 0, 1, 2  # stages of a client: it has no model of its own; it has a model; it has weights too
 
@@ -44,7 +44,7 @@ class FedALA(Personal):
 
     def __post_init__(self) -> None:
         within("(0, 1]", share=self.share)
-        finite_at_least(0, eta=self.eta, threshold=self.threshold)
+        at_least(0, eta=self.eta, threshold=self.threshold)
         at_least(1, layers=self.layers, window=self.window, max_epochs=self.max_epochs)
         super().__post_init__()
 

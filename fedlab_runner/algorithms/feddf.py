@@ -33,7 +33,7 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.utils.validate import finite_above
+from fedlab_runner.utils.validate import above
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class FedDF(ServerDataAlgorithm[ModelUpdate]):
     def __post_init__(self) -> None:
         check_server_training(self.lr, self.epochs, self.batch_size, self.max_steps)
         check_averaging(self.late_policy, self.weighting, server_lr=1.0)
-        finite_above(0, temperature=self.temperature, clip_norm=self.clip_norm)
+        above(0, temperature=self.temperature, clip_norm=self.clip_norm)
 
     def client_update(self, state: Params, cohort: Cohort) -> ModelUpdate:
         x = state.params

@@ -13,7 +13,7 @@ from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint, rows_of_each
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.utils.validate import finite_above, one_of
+from fedlab_runner.utils.validate import above, one_of
 
 
 class FedDynState(NamedTuple):
@@ -55,7 +55,7 @@ class FedDyn(ServerAlgorithm[FedDynState, Update]):
     step_copies: ClassVar[int] = 3  # g_k, in the order of the chunk too, and the penalty's gradient
 
     def __post_init__(self) -> None:
-        finite_above(0, alpha=self.alpha)
+        above(0, alpha=self.alpha)
         one_of(PLACES, store_on=self.store_on)
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:

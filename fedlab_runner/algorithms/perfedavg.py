@@ -16,7 +16,7 @@ from fedlab_runner.core.gradient_pass import gradient_pass
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.core.rng import Purpose
 from fedlab_runner.core.work import Work
-from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of, unused
+from fedlab_runner.utils.validate import above, at_least, one_of, unused
 
 VARIANTS = ("first_order", "hessian_free")  # values of the field `variant`
 DELTA = 1e-3  # of hessian_free, where the field is null
@@ -83,9 +83,9 @@ class PerFedAvg(AveragingServer):
     step_copies: ClassVar[int] = 1  # the model after the inner step
 
     def __post_init__(self) -> None:
-        finite_at_least(0, inner_lr=self.inner_lr)
+        at_least(0, inner_lr=self.inner_lr)
         one_of(VARIANTS, variant=self.variant)
-        finite_above(0, delta=self.delta)
+        above(0, delta=self.delta)
         if not self._with_hessian:
             unused(f"variant={self.variant}", delta=self.delta)
         super().__post_init__()

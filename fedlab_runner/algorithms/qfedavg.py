@@ -11,7 +11,7 @@ from fedlab_runner.core.algorithm import ServerAlgorithm
 from fedlab_runner.core.cohort import Cohort
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of
+from fedlab_runner.utils.validate import above, at_least, one_of
 
 MIN_LOSS = 1e-10  # added to each client's loss, as in the authors' code: F^(q - 1) of a loss of 0 is infinite
 
@@ -44,8 +44,8 @@ class QFedAvg(ServerAlgorithm[Params, QFedAvgUpload]):
     model_copies: ClassVar[int] = 1  # the update is written over the trained model
 
     def __post_init__(self) -> None:
-        finite_at_least(0, q=self.q)
-        finite_above(0, lipschitz=self.lipschitz)
+        at_least(0, q=self.q)
+        above(0, lipschitz=self.lipschitz)
         one_of(WEIGHTINGS, weighting=self.weighting)
 
     def init(self, fed: Federation) -> Params:

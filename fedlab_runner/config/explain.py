@@ -89,7 +89,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if any(isinstance(each, RecursionError) and _raised_in(each, READERS) for each in _causes(error)):
         return ["a value of the config is nested too deeply to be read"]
     if any("integer string conversion" in str(each) for each in _causes(error)):
-        return ["a number has thousands of digits: whole numbers must be less than 2^63 in size"]
+        return ["a number has thousands of digits: whole numbers must be less than 2^48 in size"]
     if isinstance(error, OverrideParseException):
         if (found := quoted(str(error.override))) is not None:
             return [f"cannot read {error.override!r}: {QUOTE}{shlex.quote(found)}"]

@@ -14,7 +14,7 @@ MISSING = "???"  # OmegaConf's mark of a value that the user must give
 MAX_SHOWN_CHARACTERS = 200  # of a value in a message
 # What to do about a field that has a default. One that a run could fill would outlive no checkpoint.
 DEFAULTED = "write its default into the YAML file and not into the class; no field keeps what a run changes"
-INT_LIMIT = 2**63  # whole numbers must be smaller in size: libraries take no larger ones
+INT_LIMIT = 2**48  # whole numbers must be smaller in size: 64 bits then hold what libraries multiply them with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _convert_at(value: Any, hint: Any, path: str, errors: list[str]) -> Any:
             how = f"<group>@{path}=<name>" if "." in path else f"{path}=<one of the files in conf/{path}>"
             wanted = f"a choice: {how}"
         if isinstance(value, int) and abs(value) >= INT_LIMIT and float not in targets.kinds(hint):
-            wanted = "less than 2^63 in size"
+            wanted = "less than 2^48 in size"
         errors.append(f"{path} must be {wanted}, got {_shown(value)}")
         return value
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedlab_runner.core.optimizer import SGD, Adam, Optimizer
-from fedlab_runner.utils.validate import above, at_least, finite_above, finite_at_least, one_of, unused, within
+from fedlab_runner.utils.validate import above, at_least, one_of, unused, within
 
 # Keys of conf/local that only some optimisers read.
 SGD_KEYS, ADAM_KEYS = ("momentum", "nesterov"), ("betas", "eps")
@@ -49,7 +49,7 @@ class LocalTraining:
     def __post_init__(self) -> None:
         one_of(OPTIMIZERS, optimizer=self.optimizer)
         self._check_keys()
-        finite_above(0, lr=self.lr)
+        above(0, lr=self.lr)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
                 f"epochs and steps: set exactly one of them and the other to null, got {self.epochs} and {self.steps}"
@@ -60,8 +60,8 @@ class LocalTraining:
             raise ValueError("nesterov needs momentum > 0, got momentum 0")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
-        finite_at_least(0, eps=self.eps, weight_decay=self.weight_decay)
-        finite_above(0, clip_norm=self.clip_norm)
+        at_least(0, eps=self.eps, weight_decay=self.weight_decay)
+        above(0, clip_norm=self.clip_norm)
         above(0, update_norm=self.update_norm)
 
     def _check_keys(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.delays.base import Delay, whole_rounds
-from fedlab_runner.utils.validate import finite_at_least
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class ExponentialDelay(Delay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        finite_at_least(0, mean=self.mean)
+        at_least(0, mean=self.mean)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
         return whole_rounds(rng.exponential(self.mean, len(clients)))

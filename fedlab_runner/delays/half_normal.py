@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlab_runner.delays.base import Delay, whole_rounds
-from fedlab_runner.utils.validate import finite_at_least
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HalfNormalDelay(Delay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        finite_at_least(0, std=self.std)
+        at_least(0, std=self.std)
 
     def sample(self, rng: np.random.Generator, clients: np.ndarray) -> np.ndarray:
         return whole_rounds(np.abs(rng.normal(0.0, self.std, len(clients))))

@@ -12,7 +12,7 @@ from fedlab_runner.models._lora import add_lora
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.models.timm import Timm
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import at_least, finite_above
+from fedlab_runner.utils.validate import above, at_least
 
 TARGETS = {"blocks.*.attn.qkv": 3, "blocks.*.attn.proj": 1}  # q, k and v are slices of one linear layer in timm
 BACKBONE_SEED = 0  # of a random backbone
@@ -37,7 +37,7 @@ class ViTLoRA(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, rank=self.rank)
-        finite_above(0, alpha=self.alpha)
+        above(0, alpha=self.alpha)
         self._timm()  # checks the other fields
 
     @property

@@ -13,7 +13,7 @@ from fedlab_runner.participation.base import (
     number_of,
 )
 from fedlab_runner.utils.rounding import rounded_up
-from fedlab_runner.utils.validate import at_least, finite_at_least
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OverSelection(Participation):
 
     def __post_init__(self) -> None:
         at_least(1, cohort_size=self.cohort_size)
-        finite_at_least(1, factor=self.factor)
+        at_least(1, factor=self.factor)
         check_held_out(self.held_out_clients)
 
     def check(self, num_clients: int) -> None:

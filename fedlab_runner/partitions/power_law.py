@@ -11,7 +11,7 @@ import numpy as np
 
 from fedlab_runner.partitions import _common
 from fedlab_runner.partitions.base import Partition
-from fedlab_runner.utils.validate import at_least, finite_at_least
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PowerLaw(Partition):
     def __post_init__(self) -> None:
         at_least(1, classes_per_client=self.classes_per_client)
         at_least(0, min_per_class=self.min_per_class)
-        finite_at_least(0, sigma=self.sigma)
+        at_least(0, sigma=self.sigma)
 
     def split(
         self, strata: np.ndarray, users: np.ndarray | None, num_clients: int, rng: np.random.Generator

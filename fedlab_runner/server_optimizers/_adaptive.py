@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedlab_runner.server_optimizers.base import Moments, ServerOptimizer
-from fedlab_runner.utils.validate import finite_above, finite_at_least, one_of, within
+from fedlab_runner.utils.validate import above, at_least, one_of, within
 
 
 class Correction(NamedTuple):
@@ -38,9 +38,9 @@ class Adaptive(ServerOptimizer):
     initial: float | None
 
     def __post_init__(self) -> None:
-        finite_above(0, lr=self.lr, tau=self.tau)
+        above(0, lr=self.lr, tau=self.tau)
         within("[0, 1)", beta1=self.beta1)
-        finite_at_least(0, initial=self.initial)
+        at_least(0, initial=self.initial)
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

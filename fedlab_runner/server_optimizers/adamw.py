@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedlab_runner.server_optimizers.adam import ServerAdam
 from fedlab_runner.server_optimizers.base import Moments
-from fedlab_runner.utils.validate import finite_at_least
+from fedlab_runner.utils.validate import at_least
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ServerAdamW(ServerAdam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        finite_at_least(0, weight_decay=self.weight_decay)
+        at_least(0, weight_decay=self.weight_decay)
 
     def step(self, x: Tensor, delta: Tensor, moments: Moments, t: int) -> tuple[Tensor, Moments]:
         return super().step(x * (1 - self.lr * self.weight_decay), delta, moments, t)

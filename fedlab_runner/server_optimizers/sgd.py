@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlab_runner.server_optimizers.base import Moments, ServerOptimizer
-from fedlab_runner.utils.validate import finite_above, within
+from fedlab_runner.utils.validate import above, within
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ServerSGD(ServerOptimizer):
     nesterov: bool
 
     def __post_init__(self) -> None:
-        finite_above(0, lr=self.lr)
+        above(0, lr=self.lr)
         within("[0, 1)", momentum=self.momentum)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum > 0, got momentum 0")

@@ -214,8 +214,8 @@ def test_every_key_matters(name: str, keys: dict[str, Any]) -> None:
         ("krum", {"byzantine": 0.5}, r"byzantine must be in \[0, 0.5\), got 0.5"),
         ("trimmed_mean", {"byzantine": -0.1}, r"byzantine must be in \[0, 0.5\)"),
         ("multi_krum", {"kept": 0}, "kept must be >= 1, got 0"),
-        ("geometric_median", {"nu": 0.0}, "nu must be finite and > 0"),
-        ("geometric_median", {"nu": math.nan}, "nu must be finite and > 0"),
+        ("geometric_median", {"nu": 0.0}, "nu must be > 0"),
+        ("geometric_median", {"nu": math.nan}, "nu must be > 0"),
         ("geometric_median", {"iterations": 0}, "iterations must be >= 1"),
     ],
 )

@@ -217,7 +217,9 @@ def test_moments_of_another_optimiser_are_refused() -> None:
 
 
 def test_a_run_that_diverges_names_the_optimisers_learning_rate() -> None:
-    fed = federation(training=local(lr=100.0), optimizer=server_optimizer("sgd", lr=1e308))
+    optimizer = server_optimizer("sgd")
+    object.__setattr__(optimizer, "lr", 1e308)  # a config has none so large
+    fed = federation(training=local(lr=100.0), optimizer=optimizer)
     built, unused = algorithm("fedavg"), cast(Any, None)
     simulation = Simulation(built, fed, unused, unused, unused, ConstantLR(), 3, "")
     now = Snapshot(0, built.init(fed), fed.state_dict(), None)

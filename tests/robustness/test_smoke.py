@@ -44,7 +44,7 @@ def test_every_choice_of_every_group_is_tried() -> None:
     ("code", "said", "fault"),
     [
         (0, "6 rounds", None),
-        (2, "error: local.lr must be finite and > 0, got 0\nerror: seed must be >= 0", None),
+        (2, "error: local.lr must be > 0, got 0\nerror: seed must be >= 0", None),
         (1, "error: the run diverged in round 2 (train/loss nan): lower local.lr", None),
         (1, "error: something else", "exit code 1 with 1 errors"),
         (2, "", "exit code 2 with 0 errors"),

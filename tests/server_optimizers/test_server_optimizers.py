@@ -154,15 +154,15 @@ def test_a_step_writes_into_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "fault"),
     [
-        ("sgd", {"lr": 0.0}, "lr must be finite and > 0, got 0"),
+        ("sgd", {"lr": 0.0}, "lr must be > 0, got 0"),
         ("sgd", {"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
         ("sgd", {"momentum": 0.0, "nesterov": True}, "nesterov needs momentum > 0"),
-        ("adam", {"tau": 0.0}, "tau must be finite and > 0, got 0"),
+        ("adam", {"tau": 0.0}, "tau must be > 0, got 0"),
         ("adam", {"beta2": 1.0}, r"beta2 must be in \[0, 1\)"),
-        ("yogi", {"initial": -1.0}, "initial must be finite and >= 0"),
+        ("yogi", {"initial": -1.0}, "initial must be >= 0"),
         ("yogi", {"bias_correction": "torch"}, "bias_correction must be one of none, adam, keras, flower, got torch"),
-        ("adagrad", {"lr": math.inf}, "lr must be finite and > 0, got inf"),
-        ("adamw", {"weight_decay": -0.1}, "weight_decay must be finite and >= 0"),
+        ("adagrad", {"lr": math.inf}, "lr must be > 0 and < 3e38, got inf"),
+        ("adamw", {"weight_decay": -0.1}, "weight_decay must be >= 0"),
     ],
 )
 def test_what_is_out_of_range_is_refused(name: str, keys: dict[str, Any], fault: str) -> None:

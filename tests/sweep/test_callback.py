@@ -441,7 +441,7 @@ def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     errors = {row.setting: job.error for row in records.read(only_folder()) for job in row.of("failed")}
     assert errors == {
         ("local.lr=fast",): "local.lr must be a number, got 'fast'",
-        ("local.lr=-1",): "local.lr must be finite and > 0, got -1.0",
+        ("local.lr=-1",): "local.lr must be > 0, got -1.0",
     }
     text = [errors[key,] for key in ("local.lr=fast", "local.lr=-1")]
     told = [out.index(f"job {n}/8 and 1 other will fail: {each}") for n, each in zip((3, 5), text, strict=True)]

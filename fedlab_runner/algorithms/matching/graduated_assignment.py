@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, NeuronSlice
 from fedlab_runner.core.products import add_product
-from fedlab_runner.utils.validate import at_least, finite_above, within
+from fedlab_runner.utils.validate import above, at_least, within
 
 MAX_ITERATIONS_PER_TEMPERATURE = 50  # the authors' code
 MAX_EXPONENT = 600.0  # of factors that bring back values that were lost below exp(-745)
@@ -224,6 +224,6 @@ def _flops(group: NeuronGroup, m: int, steps: int) -> int:
 
 def check_graduated(tau: float, tau_decay: float, tau_min: float, sinkhorn_steps: int, max_iterations: int) -> None:
     """Raises ValueError, beginning with the field's name, for a value out of range."""
-    finite_above(0, tau=tau, tau_min=tau_min)
+    above(0, tau=tau, tau_min=tau_min)
     within("(0, 1)", tau_decay=tau_decay)
     at_least(1, sinkhorn_steps=sinkhorn_steps, max_iterations=max_iterations)
