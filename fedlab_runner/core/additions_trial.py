@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedlab_runner.core.additions import parted, side_by_side
+from fedlab_runner.core.additions_checks import check_arguments, check_scalar, check_size, named
 from fedlab_runner.core.global_rng import all_states, kept_globals, own_generators
 from fedlab_runner.core.model_family import Batch, FunctionalModel, ModelFamily
 from fedlab_runner.core.network_state import differ, is_same, reason
@@ -54,12 +54,13 @@ def try_additions(work: Work) -> None:
     for key in functions:
         if key not in tried:
             function = getattr(work, key[0])
-            _check_arguments(function, ("model", "batch") if key[0] == "loss" else ("values",), len(_own(one)))
-            with unchanged(_name(function), _OWN, (one.per_client, one.common)):
+            if key[0] != "per_step":  # which gives tensors, and takes none
+                check_arguments(function, ("model", "batch") if key[0] == "loss" else ("values",), len(_own(one)))
+            with unchanged(named(function), _OWN, (one.per_client, one.common)):
                 _TRIALS[key[0]](one)
             if not all(map(is_same, (*one.per_client, *one.common), (*given.per_client, *given.common))):
                 raise Overwritten(
-                    f"{_name(function)} writes into {_OWN}, as batch norm in training mode does: ask another model by "
+                    f"{named(function)} writes into {_OWN}, as batch norm in training mode does: ask another model by "
                     "model.family.evaluate(params, buffers, inputs)"
                 )
             tried[key] = one.notes.pop(_DRAWS, None)
@@ -120,9 +121,19 @@ def _side_by_side(one: Work) -> str | None:
             with kept_globals(), own_generators(family.device, 0):
                 step(params, buffers, *batch[:3], *one.own(twins, 0), *one.common)
     except Exception as error:
-        names = ", ".join(_name(getattr(one, name)) for name, _ in _functions(one))
+        names = ", ".join(named(getattr(one, name)) for name, _ in _functions(one))
         return f"{names}: {reason(error)}"
     return None
+
+
+def _try_per_step(one: Work) -> None:
+    per_step = one.per_step
+    assert per_step is not None
+    with _from_a_seed(one):
+        found = per_step(one, np.arange(1), 0)
+    if not isinstance(found, tuple) or not all(isinstance(t, Tensor) and t.shape[:1] == (1,) for t in found):
+        rule = "a tuple of tensors [k, ...], with a row for each of the k clients"
+        raise UserError(f"{named(per_step)} must give {rule}, got for one {in_words(found)}")
 
 
 def _try_loss(one: Work) -> None:
@@ -140,7 +151,7 @@ def _try_loss(one: Work) -> None:
 
     def checked(model: FunctionalModel, batch: Batch, *own: Tensor) -> Tensor:
         found = loss(model, batch, *own)
-        _check_scalar(loss, found, RIGHT, moves=any(one.moving))
+        check_scalar(loss, found, RIGHT, moves=any(one.moving))
         return found
 
     objective = replace(one, loss=checked).objective(penalized=False)
@@ -163,20 +174,20 @@ def _try_loss(one: Work) -> None:
         plain = replace(one, loss=None).objective(penalized=False)
         if bool(tried(index, objective=plain)[1].any()):
             raise UserError(
-                f"{_name(loss)} must call its model(batch.inputs), which moves batch norm's statistics: a step leaves "
+                f"{named(loss)} must call its model(batch.inputs), which moves batch norm's statistics: a step leaves "
                 "them as they are"
             )
     if one.offsets is not None:
         others = torch.linspace(-1, 1, len(own[0])).to(own[0])  # each changes a softmax
         if torch.equal(tried(index, own=(others, *own[1:]))[0], first):
             raise UserError(
-                f"{_name(loss)} leaves out batch.offsets, which the config's loss decides: take "
+                f"{named(loss)} leaves out batch.offsets, which the config's loss decides: take "
                 "losses(model(batch.inputs), batch.targets, batch.offsets) of fedlab_runner.core.losses, or set loss=ce"
             )
     # A family that mixes examples has no filled minibatches.
     if not family.mixes and bool((first - second).abs() > TOLERANCE * first.abs()):
         raise UserError(
-            f"{_name(loss)} counts examples that only fill up a minibatch (where batch.mask is 0): it must give {RIGHT}"
+            f"{named(loss)} counts examples that only fill up a minibatch (where batch.mask is 0): it must give {RIGHT}"
         )
 
 
@@ -188,11 +199,11 @@ def _try_penalty(one: Work) -> None:
     def gradient(values: Tensor, *own: Tensor) -> Any:
         leaf = values.requires_grad_()
         found = penalty(leaf, *own)
-        _check_scalar(penalty, found, "a sum over the parameters", moves=by_hand is None)
+        check_scalar(penalty, found, "a sum over the parameters", moves=by_hand is None)
         return torch.autograd.grad(found, leaf)[0] if by_hand is None else by_hand(leaf.detach(), *own)
 
-    name = _name(penalty) + ("" if by_hand is None else ".gradient")
-    rule = f"{_name(penalty)} must be a sum over the parameters, as (w - x).square().sum()"
+    name = named(penalty) + ("" if by_hand is None else ".gradient")
+    rule = f"{named(penalty)} must be a sum over the parameters, as (w - x).square().sum()"
     start = one.starts(np.arange(1))[0, : one.family.num_params]
     _check_by_value(one, gradient, name, start + NEAR * _values(one), rule)
 
@@ -201,14 +212,14 @@ def _try_perturb(one: Work) -> None:
     perturb, g = one.perturb, _values(one)
     assert perturb is not None
     with _from_a_seed(one):
-        _check_size(_name(perturb), perturb(g.clone(), *_own(one)), len(g))
+        check_size(named(perturb), perturb(g.clone(), *_own(one)), len(g))
 
 
 def _try_correct(one: Work) -> None:
     correct = one.correct
     assert correct is not None
-    rule = f"{_name(correct)} must change each value of the gradient by itself (local.clip_norm clips a norm)"
-    _check_by_value(one, correct, _name(correct), _values(one), rule)
+    rule = f"{named(correct)} must change each value of the gradient by itself (local.clip_norm clips a norm)"
+    _check_by_value(one, correct, named(correct), _values(one), rule)
 
 
 def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: Tensor, rule: str) -> None:
@@ -220,7 +231,7 @@ def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: 
 
     def given(values: Tensor, *own: Tensor) -> Tensor:
         found = function(values.clone(), *own)
-        _check_size(name, found, len(values))
+        check_size(name, found, len(values))
         return cast("Tensor", found)
 
     sizes = [shape.numel() for first, shape in family.layout.values() if first < family.num_params]
@@ -244,35 +255,6 @@ def _check_by_value(one: Work, function: Callable[..., Any], name: str, values: 
         raise UserError(f"{rule}: some executors call it for one tensor, others for all, and the values would differ")
 
 
-def _check_arguments(function: Callable[..., Any], first: tuple[str, ...], count: int) -> None:
-    """Raises UserError unless the function takes its `first` arguments and as many tensors."""
-    try:
-        signature(function).bind(*first, *range(count))
-    except TypeError as error:
-        raise UserError(
-            f"{_name(function)} gets {', '.join(first)} and {count} tensors, those of per_client, per_step and common: "
-            f"{error}"
-        ) from error
-    except ValueError:  # a function of torch's own, which has no signature
-        return
-
-
-def _check_scalar(function: object, found: Any, rule: str, *, moves: bool) -> None:
-    """Raises UserError unless `found` is a scalar, which depends on the parameters if any of them `moves`."""
-    if not isinstance(found, Tensor) or found.dim():
-        raise UserError(f"{_name(function)} must give a scalar, {rule}, got {in_words(found)}")
-    if moves and not found.requires_grad:
-        raise UserError(
-            f"{_name(function)} must give a scalar that depends on the model's parameters, got one without a gradient: "
-            "compute it with torch alone, without detach() and item()"
-        )
-
-
-def _check_size(name: str, found: Any, size: int) -> None:
-    if not isinstance(found, Tensor) or found.shape != (size,) or not found.is_floating_point():
-        raise UserError(f"{name} must give a value for each parameter, a tensor [{size}], got {in_words(found)}")
-
-
 def _own(one: Work) -> tuple[Tensor, ...]:
     """The client's tensors in its first step, without the loss function's offsets."""
     offsets = int(one.offsets is not None)
@@ -287,12 +269,9 @@ def _values(one: Work) -> Tensor:
         return sizes.mul_(torch.randn_like(like))
 
 
-def _name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
 # What each field of a work that holds a function of the algorithm is tried with.
 _TRIALS: dict[str, Callable[[Work], None]] = {
+    "per_step": _try_per_step,  # first: the others receive its tensors
     "loss": _try_loss,
     "penalty": _try_penalty,
     "perturb": _try_perturb,

@@ -128,6 +128,11 @@ class ByHand:
         ({"perturb": nothing}, "nothing must give a value for each parameter, a tensor .57., got None"),
         ({"correct": nothing}, "nothing must give a value for each parameter, a tensor .57., got None"),
         ({"correct": as_array}, "as_array must give .* got numpy float64"),
+        (
+            {"correct": too_short, "per_step": nothing},
+            r"nothing must give a tuple of tensors \[k, ...\], .*, got for one None",
+        ),
+        ({"correct": too_short, "per_step": constant}, "constant must give a tuple of tensors"),
         ({"correct": too_short}, r"too_short must give .* got torch float64 \[56\]"),
     ],
 )
@@ -291,6 +296,18 @@ def drawn_by_python(g: Tensor, *own: Tensor) -> Tensor:
     return g * random.random()
 
 
+def scaled(g: Tensor, *own: Tensor) -> Tensor:
+    return g * own[-1]
+
+
+def drawn_per_step(work: Work, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+    return (torch.rand(len(rows), dtype=work.start.dtype),)
+
+
+def drawn_per_step_by_numpy(work: Work, rows: np.ndarray, step: int) -> tuple[Tensor, ...]:
+    return (torch.from_numpy(np.random.rand(len(rows))),)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -300,6 +317,8 @@ def drawn_by_python(g: Tensor, *own: Tensor) -> Tensor:
         {"correct": drawn},
         {"perturb": drawn_by_numpy},
         {"correct": drawn_by_python},
+        {"correct": scaled, "per_step": drawn_per_step},
+        {"correct": scaled, "per_step": drawn_per_step_by_numpy},
     ],
 )
 def test_functions_that_draw_random_numbers_are_called_one_by_one(given: dict[str, Any]) -> None:
