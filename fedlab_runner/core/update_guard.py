@@ -126,28 +126,28 @@ class Guard:
         return clipped
 
     def _fail(self, ids: np.ndarray, where: str, start_loss: Callable[[], float] = lambda: 0.0) -> None:
+        if not self.stops:
+            if self._failed.issuperset(ids.tolist()):  # named before in this round, which may train them several times
+                return
+            self._failed.update(ids.tolist())
+            self._warnings += 1
+            if self._warnings > MAX_WARNINGS:
+                return
         several = len(ids) > 1
         named, more = ids[:MAX_NAMED_CLIENTS].tolist(), len(ids) - MAX_NAMED_CLIENTS
         names = ", ".join(map(str, named)) + (f" and {more} more" if more > 0 else "")
         whose = f"update{'s' * several} of client{'s' * several} {names} not finite, {where}"
-        if self._policy == "stop":
-            if not (loss := start_loss()) <= DIVERGED_LOSS:
-                raise Diverged(
-                    f"the run diverged in round {self._round + 1} ({whose}, from a model that had diverged before, "
-                    f"with the loss {loss:.3g}): lower local.lr or the algorithm's rates, or set local.clip_norm"
-                )
-            raise Diverged(
-                f"the run diverged in round {self._round + 1} ({whose}): lower local.lr, set local.clip_norm, or leave "
-                f"out such updates with nonfinite=drop, which continues from here with {THIS_FOLDER}"
-            )
-        if self._failed.issuperset(ids.tolist()):  # named before in this round, which may train them several times
-            return
-        self._failed.update(ids.tolist())
-        self._warnings += 1
-        if self._warnings <= MAX_WARNINGS:
-            last = self._warnings == MAX_WARNINGS
-            then = "; from now on they are only counted, in updates/not_finite" if last else ""
-            _log.warning("round %d: %s (nonfinite=%s)%s", self._round + 1, whose, self._policy, then)
+        if before := not (loss := start_loss()) <= DIVERGED_LOSS:
+            whose += f", from a model that had diverged before, with the loss {loss:.3g}"
+        if self.stops:
+            way = "lower local.lr or the algorithm's rates, or set local.clip_norm"
+            if not before:
+                ways = "lower local.lr, set local.clip_norm, or leave out such updates with nonfinite=drop"
+                way = f"{ways}, which continues from here with {THIS_FOLDER}"
+            raise Diverged(f"the run diverged in round {self._round + 1} ({whose}): {way}")
+        last = self._warnings == MAX_WARNINGS
+        then = "; from now on they are only counted, in updates/not_finite" if last else ""
+        _log.warning("round %d: %s (nonfinite=%s)%s", self._round + 1, whose, self._policy, then)
 
 
 def finite_rows(tensors: Iterable[Tensor]) -> Tensor:

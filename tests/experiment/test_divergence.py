@@ -36,6 +36,12 @@ def test_where_the_servers_training_has_left_a_huge_model_clients_are_not_blamed
         run_in(tmp_path, composed("algorithm=fedft", "algorithm.lr=1e3", "model=mlp", "delay=none", "rounds=4"))
 
 
+def test_warnings_say_so_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    overrides = ("algorithm=fedft", "algorithm.lr=1e3", "model=mlp", "delay=none", "rounds=3", "nonfinite=drop")
+    run_in(tmp_path, composed(*overrides))
+    assert ", from a model that had diverged before, with the loss " in caplog.text
+
+
 def test_where_the_server_diverges_its_own_rates_are_named(tmp_path: Path) -> None:
     line = r"not the model that Feddle\.round made of \d+ updates: .*clip_norm, lower the algorithm's rates, or mend"
     with pytest.raises(Diverged, match=line):
