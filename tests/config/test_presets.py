@@ -259,6 +259,11 @@ def test_a_sweep_draws_the_pictures_of_each_run_that_a_comment_names(experiment:
     assert published(experiment).logger.pictures is True
 
 
+@pytest.mark.parametrize("experiment", ["hyfem/mu2", "hyfem/search_c1"])
+def test_a_search_over_an_experiment_with_pictures_draws_them_on_demand(experiment: str) -> None:
+    assert published(experiment).logger.pictures is None
+
+
 WSM, IID, DIRICHLET = "loss._target_", "partition=iid", "partition=dirichlet"
 # What papers, codes that they name, or the experiment's own comment say of a setting.
 STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
