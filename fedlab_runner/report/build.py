@@ -9,7 +9,7 @@ from types import MappingProxyType
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.experiment.provenance import short_commit
 from fedlab_runner.methods.registry import Line
-from fedlab_runner.report import beside, grouping, metric_sections, published, significance, summaries, tables
+from fedlab_runner.report import beside, grouping, metric_sections, published, significance, summaries, tables, targets
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.folders import NoRun
@@ -209,7 +209,7 @@ def _matrix(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: int) -
 
 
 def _targets(groups: Sequence[SeedGroup], wanted: Sequence[float]) -> Section | None:
-    found = [table for each in tables.by_condition(groups).values() if (table := tables.to_target(each, wanted))]
+    found = [table for each in tables.by_condition(groups).values() if (table := targets.to_target(each, wanted))]
     if not found:
         return None
     note = (

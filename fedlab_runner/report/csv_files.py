@@ -7,7 +7,8 @@ from typing import Any
 from fedlab_runner.report.grouping import SeedGroup, text
 from fedlab_runner.report.published import NONE, SEEDS, Paper, deviation_of, in_cell, ours_of
 from fedlab_runner.report.stats import mean, reached, std, total
-from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, largest_cache, targets
+from fedlab_runner.report.tables import CACHE, SUMS, by_condition, finished, largest_cache
+from fedlab_runner.report.targets import targets
 from fedlab_runner.tracking.summary import RULES
 from fedlab_runner.utils.escaping import csv_text
 

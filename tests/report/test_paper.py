@@ -30,6 +30,7 @@ from fedlab_runner.report import (
     summaries,
     svg,
     tables,
+    targets,
 )
 from fedlab_runner.report.content import Chart, Dots, Entry, Panel, Report, Section, Series
 from fedlab_runner.report.runs import Run
@@ -212,7 +213,7 @@ def test_a_setting_tried_on_one_seed_is_not_the_best_of_those_with_more(delays: 
 
 
 def test_no_target_is_one_that_every_run_reaches() -> None:
-    assert tables.targets(grouping.group([run("fedavg", "none", 0, 0.011)]), []) == [0.01]
+    assert targets.targets(grouping.group([run("fedavg", "none", 0, 0.011)]), []) == [0.01]
 
 
 def test_methods_that_tie_are_all_named() -> None:

@@ -39,6 +39,7 @@ from fedlab_runner.report import (
     significance,
     stats,
     tables,
+    targets,
 )
 from fedlab_runner.report.content import Chart, Report, ReportTable, Section, cell
 from fedlab_runner.report.folders import find
@@ -127,7 +128,7 @@ def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
 
 def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     groups = group(find([outputs]).runs)
-    table = tables.to_target(groups, [0.5, 0.55])
+    table = targets.to_target(groups, [0.5, 0.55])
     assert table is not None and list(table.header[1:3]) == ["rounds", "uploaded"]
     assert list(table.spans) == [("", 1), ("to 50\xa0%", 2), ("to 55\xa0%", 2)] and table.units[2] == "MB"
     found = {row[0].lines[0]: row[1:] for row in table.rows}
@@ -135,14 +136,14 @@ def test_rounds_and_bytes_to_a_target(outputs: Path) -> None:
     assert found["FedAvg"][1].lines == ("4.5 ± 0",)
     assert found["FedBuff"][0].lines == ("2 ± 0", "1 failed")
     assert found["FedAvg"][2].lines == ("never reached",) and found["FedProx"][2].lines == ("unfinished",)
-    assert tables.targets(groups, []) == [0.5, 0.59]  # of 0.6267
+    assert targets.targets(groups, []) == [0.5, 0.59]  # of 0.6267
 
 
 def test_many_bytes_to_a_target_have_the_digits_of_their_deviation(tmp_path: Path) -> None:
     for seed, sent in enumerate((12_345_678.0, 12_545_679.0)):
         rows = curve(0.1, 0.5, **{"comm/upload_mb": sent})
         write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", "rounds=1", "evaluation.every=1", rows=rows)
-    table = tables.to_target(group(find([tmp_path]).runs), [0.5])
+    table = targets.to_target(group(find([tmp_path]).runs), [0.5])
     assert table is not None and table.rows[0][2].lines == ("12,445,678 ± 141,422",)
 
 
@@ -156,7 +157,7 @@ def test_a_target_has_the_rule_of_the_best_and_no_damaged_run(tmp_path: Path) ->
             if (name, seed) == ("fedbuff", 2):
                 (folder / "summary.json").write_text(json.dumps({"rounds": 3, "metrics_sha256": "of other rows"}))
     groups = group(find([tmp_path]).runs)
-    table = tables.to_target(groups, [0.3])
+    table = targets.to_target(groups, [0.3])
     assert table is not None
     found = {row[0].lines[0]: row[1] for row in table.rows}
     assert found["FedBuff"].lines == ("2 ± 0", "1 damaged")
