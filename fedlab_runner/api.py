@@ -38,7 +38,8 @@ from torch import Tensor
 from fedlab_runner.config import plugins
 from fedlab_runner.config.build import register_resolvers, run_id
 from fedlab_runner.config.composing import composed
-from fedlab_runner.config.explain import ADD_M, QUOTE, explain
+from fedlab_runner.config.explain import QUOTE, explain
+from fedlab_runner.config.override_faults import ADD_M
 from fedlab_runner.core.federation import Federation
 from fedlab_runner.experiment.loading import Loaded
 from fedlab_runner.experiment.loading import load as load_folder

@@ -1,7 +1,6 @@
 """Explains exceptions of Hydra, the system and this package to the user: one line for each fault."""
 
 import errno
-import json
 import os
 import re
 import shlex
@@ -9,34 +8,28 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from fedlab_runner.config import schema, secrets
-from fedlab_runner.config.build import conf_dir
-from fedlab_runner.config.composing import composed
-from fedlab_runner.config.listing import choices, groups, places
+from fedlab_runner.config import secrets
+from fedlab_runner.config.override_faults import (
+    ADDS_NULL,
+    composition,
+    is_group,
+    is_null_choice,
+    missing_choice,
+    null_choice,
+    one_line,
+)
 from fedlab_runner.config.quoting import quoted
-from fedlab_runner.utils import exhaustion, untrusted
+from fedlab_runner.utils import exhaustion
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed, UserError
 from fedlab_runner.utils.run_files import OTHER_FOLDER
 
-# Choices that come with an extra of this package.
-EXTRAS = {
-    "hydra/launcher/joblib": "joblib",
-    "hydra/launcher/submitit_local": "slurm",
-    "hydra/launcher/submitit_slurm": "slurm",
-    "hydra/sweeper/optuna": "optuna",
-}
-ADD_M = "add -m to run each of them"  # what a command does about a key of several values, in a message
-QUOTE = "quote the text twice, for the shell and for Hydra: "  # the same about a text that Hydra cannot read
+QUOTE = "quote the text twice, for the shell and for Hydra: "  # what to do about a text that Hydra cannot read
 
 # The errors of a file system that are no fault of the program, with the remedy.
 NO_ACCESS = f"give a place that may be written to, such as {OTHER_FOLDER}"
@@ -52,7 +45,6 @@ MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user h
 # Errors of a folder that cannot be made because of its name: a file has that name, or that of a folder above it, or
 # /proc has no folders.
 NO_FOLDER = {errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
-_ADDS_NULL = re.compile(r"\+[\w/@.]+=null")  # an override that adds no choice
 _SWEPT = re.compile(r"\+*hydra\.sweeper\.params\b")  # an override of what a sweep tries, null in Hydra's config
 READERS = (  # modules that read a config by recursion
     "antlr4.",
@@ -73,13 +65,13 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if isinstance(known, UserError | RunFailed) or (type(known) is ValueError and _raised_in(known, "fedlab_runner.")):
         return str(known).splitlines() or [type(known).__name__]
     if (folder := _of_folder(error)) is not None:
-        return [_one_line(f"{folder.filename}: no folder can be made there ({folder.strerror}): give {OTHER_FOLDER}")]
+        return [one_line(f"{folder.filename}: no folder can be made there ({folder.strerror}): give {OTHER_FOLDER}")]
     if (refused := _of_disk(error)) is not None:
         where = f"{refused.filename}: " if refused.filename else ""
         then = f"; {next_start()}" if refused.errno in MENDED else ""
-        return [_one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}{then}")]
+        return [one_line(f"{where}{refused.strerror}: {DISK[refused.errno or 0]}{then}")]
     if (line := next(filter(None, map(exhaustion.explain, _causes(error))), None)) is not None:
-        return [_one_line(line)]
+        return [one_line(line)]
     if (killed := _of_worker(error)) is not None:
         codes = ", ".join(re.findall(r"\{(.*?)\}", str(killed)))
         return [
@@ -93,31 +85,31 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
     if isinstance(error, OverrideParseException):
         if (found := quoted(str(error.override))) is not None:
             return [f"cannot read {error.override!r}: {QUOTE}{shlex.quote(found)}"]
-        reason = _one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
+        reason = one_line(re.sub(r"^Error parsing override '.*'|See https.*", "", error.message))
         return [f"cannot read {error.override!r}: expected key=value ({reason})"]
     if isinstance(error, MissingConfigException):
-        return [_missing_choice(error)]
+        return [missing_choice(error)]
     if (swept := next(filter(_SWEPT.match, arguments), None)) and _is_of_swept(error):
         way = "write hydra.sweeper.params into an experiment file, or sweep over the key itself, as -m seed=0,1"
         return [f"cannot read {swept!r}: {way}"]
     if isinstance(error, HydraException):
-        return [_composition(error, arguments)]
+        return [composition(error, arguments)]
     if isinstance(error, InterpolationResolutionError) and not _raised_in(unwrapped(error), "omegaconf."):
         return None  # raised by the code that the config asks for, for instance when a component is imported
     if isinstance(error, OmegaConfBaseException | yaml.YAMLError):
-        return [_one_line(str(error))]
+        return [one_line(str(error))]
     if nameless := next((each for each in arguments if each.startswith("=")), None):
         return [f"cannot read {nameless!r}: expected key=value"]
     if isinstance(error, ValueError) and _raised_in(error, "logging.config"):
         *_, last = _causes(error)
         why = "" if last is error else f": {last}"
-        return [_one_line(f"hydra.job_logging or hydra.hydra_logging cannot be used: {error}{why}")]
-    if "Got NoneType" in str(error) and (null := next(filter(_is_null_choice, arguments), None)):
-        return [_null_choice(null.partition("=")[0])]
-    if "Got NoneType" in str(error) and (null := next(filter(_ADDS_NULL.fullmatch, arguments), None)):
+        return [one_line(f"hydra.job_logging or hydra.hydra_logging cannot be used: {error}{why}")]
+    if "Got NoneType" in str(error) and (null := next(filter(is_null_choice, arguments), None)):
+        return [null_choice(null.partition("=")[0])]
+    if "Got NoneType" in str(error) and (null := next(filter(ADDS_NULL.fullmatch, arguments), None)):
         return [f"cannot read {null!r}: it adds no choice: leave it out"]
     if type(error) is ValueError and _raised_in(error, "hydra._internal."):
-        return [_one_line(f"{error} (in: {' '.join(filter(_is_group, arguments)) or ' '.join(arguments)})")]
+        return [one_line(f"{error} (in: {' '.join(filter(is_group, arguments)) or ' '.join(arguments)})")]
     return None
 
 
@@ -170,43 +162,6 @@ def traceback_of(error: BaseException) -> str:
     return "".join(shown.format())
 
 
-def chosen_config(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config that these arguments choose, or the default config where they do not compose; and the choice of each
-    place.
-    """
-    given, _ = get_args_parser().parse_known_args(list(arguments))
-    folders = [f"file://{Path(given.config_dir).absolute()}"] if given.config_dir else []
-    for argument in given.overrides:
-        if argument.startswith("hydra.searchpath="):
-            named: Any = OverridesParser.create().parse_override(argument).value()
-            folders += named
-    searched = f"hydra.searchpath={json.dumps(folders, ensure_ascii=False)}"
-    choices = [
-        argument.partition(",")[0]  # the first of a sweep
-        for argument in given.overrides
-        if re.fullmatch(r"[a-z][\w@./]*=.*", argument) and "." not in argument.partition("=")[0].partition("@")[0]
-    ]
-    for overrides in (choices, [each for each in choices if _is_group(each)], []):
-        try:
-            found: Any = OmegaConf.to_container(composed([searched, *overrides], with_hydra=True))
-            chosen = found["hydra"]["runtime"]["choices"]
-            return found, {key.rpartition("@")[2]: chosen[key] for key in chosen}
-        except (HydraException, OmegaConfBaseException, ValueError):
-            continue
-    return {}, {}
-
-
-def _is_group(override: str) -> bool:
-    return (conf_dir() / override.partition("=")[0].partition("@")[0]).is_dir()
-
-
-def _is_null_choice(argument: str) -> bool:
-    """Whether an override gives the choice null, which it must not: a group that is null by default may be null."""
-    group, _, given = argument.partition("=")
-    defaults = untrusted.read_yaml(conf_dir() / "train.yaml")["defaults"]
-    return _is_group(argument) and "null" in given.split(",") and {group: None} not in defaults
-
-
 def _is_of_swept(error: BaseException) -> bool:
     """Whether Hydra refuses an override of `hydra.sweeper.params`, or OmegaConf fails at the null there."""
     fails = type(error) in (AssertionError, AttributeError) and _raised_in(error, "omegaconf.")
@@ -224,67 +179,3 @@ def _raised_in(error: BaseException, package: str | tuple[str, ...]) -> bool:
     """Whether a module of the package raised the error itself, not a function that the module called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(package)
-
-
-def _missing_choice(error: MissingConfigException) -> str:
-    missing = error.missing_cfg_file or ""
-    group, _, choice = missing.rpartition("/")
-    if missing in EXTRAS:
-        return f'{group}={choice} needs an extra: pip install "fedlab-runner[{EXTRAS[missing]}]"'
-    if not group or not error.options:
-        return _one_line(str(error).split("Config search path")[0].split("Search path")[0])
-    names = [name for name, _ in choices(group, places())]
-    if inside := [name for name in names if name.startswith(f"{choice}/") or name.endswith(f"/{choice}")]:
-        return f"{group}={choice} is not a choice: choose one of {', '.join(inside)}"
-    options = [*error.options, *dict.fromkeys(re.sub("/.*", "/...", name) for name in names if "/" in name)]
-    top, _, folder = group.partition("/")
-    if folder and top != "hydra":  # the user typed experiment=feddle/table77
-        names = [name for name, _ in choices(top, places())]
-        group, choice = top, f"{folder}/{choice}"
-        options = [name for name in names if name.startswith(f"{folder}/")]
-        options = options or list(dict.fromkeys(re.sub("/.*", "/...", name) for name in names))
-    return f"{group}={choice} is not a choice: {schema.way_out(choice, options, 'choices')}"
-
-
-def _null_choice(group: str) -> str:
-    names = [name for name, _ in choices(group.partition("@")[0], places()) if "/" not in name]
-    return f"{group}=null is not a choice: {schema.way_out('none' if 'none' in names else 'null', names, 'choices')}"
-
-
-def _composition(error: HydraException, arguments: Sequence[str]) -> str:
-    message = str(error)
-    if found := re.search(r"Ambiguous value for argument '(.*)'", message):
-        return f"{found[1]} has several values: {ADD_M}, or write a list as key=[a,b]"
-    if found := re.search(r"Could not (?:override|delete from config\.|delete) '([^'=]+)", message):
-        key = found[1]
-        if guess := _nested_choice(key, arguments):
-            return f"{key} is not a group: did you mean {guess}?"
-        absent = next((each for each in arguments if each.startswith(f"{key}=")), None)
-        config, chosen = chosen_config([each for each in arguments if each != absent])
-        keys = [name for name in schema.key_names(config) if name.startswith("hydra") == key.startswith("hydra")]
-        if absent and (part := schema.open_mapping(config, key)):
-            return f"{part} takes keys that are not in the config: write +{absent}"
-        group, _, package = key.partition("@")
-        if absent and group in groups() and package in ("", *keys):
-            return f"{key} is not in the default config: add it, as +{absent}"
-        if key not in keys:
-            return schema.unknown_key(package or key, keys, chosen)
-    found = re.match(r"Multiple values for (\S+)\. |force-add of config groups is not supported: '\++([^=]+)", message)
-    group = found and (found[1] or found[2])
-    if added := next((each for each in arguments if each[0] == "+" and each.strip("+").startswith(f"{group}=")), None):
-        return f"cannot read {added!r}: the default config has the group: write {added.lstrip('+')}"
-    cause = error.__cause__
-    return _one_line(": ".join(str(each).strip() for each in (error, cause) if each is not None and str(each).strip()))
-
-
-def _nested_choice(key: str, arguments: Sequence[str]) -> str | None:
-    """experiment=feddle/table7 for experiment/feddle=table7."""
-    group, _, folder = key.partition("/")
-    given = dict(each.lstrip("+").split("=", 1) for each in arguments if "=" in each)
-    choice = f"{folder}/{given.get(key)}"
-    there = folder and group in groups() and any((each / group / f"{choice}.yaml").is_file() for each in places())
-    return f"{group}={choice}" if there else None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
