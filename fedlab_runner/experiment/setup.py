@@ -1,7 +1,6 @@
 """Prepares an experiment: loads the data, partitions it, and builds the federation."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,6 @@ from fedlab_runner.algorithms.shared.feature_blocks import check_blocks
 from fedlab_runner.client_splits.base import Parts, checked_split
 from fedlab_runner.config.component_faults import faults, model_faults
 from fedlab_runner.config.components import Components
-from fedlab_runner.config.run_id import SERVER_DATA
 from fedlab_runner.core.architectures import shape_of
 from fedlab_runner.core.client_data import ClientData
 from fedlab_runner.core.clock import RoundClock
@@ -25,7 +23,6 @@ from fedlab_runner.core.network_trial import try_network
 from fedlab_runner.core.normalize import Normalize
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.server_data import ServerData
-from fedlab_runner.datasets.checks import loaded
 from fedlab_runner.datasets.examples import Data, Examples, digest_of
 from fedlab_runner.datasets.label_noise import add_label_noise
 from fedlab_runner.delays.base import drawn_delays
@@ -35,12 +32,11 @@ from fedlab_runner.executors.threads import set_threads
 from fedlab_runner.experiment.export import check_savable
 from fedlab_runner.experiment.loop import Simulation
 from fedlab_runner.experiment.placement import device_of
+from fedlab_runner.experiment.run_data import run_data
 from fedlab_runner.homes.base import Home
 from fedlab_runner.models.base import Architecture, built
-from fedlab_runner.models.mix import Mix
 from fedlab_runner.partitions.base import dealt
 from fedlab_runner.partitions.blocks import BlockPartition, with_their_blocks
-from fedlab_runner.server_data.checks import reserved
 from fedlab_runner.topologies.base import check_participants, drawn_links
 from fedlab_runner.topologies.graphs import describe
 from fedlab_runner.topologies.mesh import Mesh
@@ -84,14 +80,7 @@ def prepare(components: Components, folder: Path | None = None) -> Prepared:
     seed_globals(CPU, c.seed)
     keep_freed_memory()
     threads = set_threads(c.threads, folder)
-    with faults("dataset", c.dataset):
-        data = loaded(c.dataset, c.seed).thinned(c.train_fraction, c.seed)
-    with model_faults(c.model, data):
-        data, stored = _fitted(data, c.model), data
-    server_data, rest = _server_data(c, data, stored)
-    del stored  # frees its memory
-    with faults("evaluation", c.evaluation):
-        data = _tested(c.evaluation.held_out, data, rest, c.seed)
+    data, server_data = run_data(c)
     with faults("", c):
         train = add_label_noise(data.train, c.label_noise, len(data.class_names), c.seed)
     with faults("partition", c.partition):
@@ -202,33 +191,6 @@ def _with_examples(c: Components, split: list[np.ndarray]) -> list[np.ndarray]:
     return kept
 
 
-def _fitted(data: Data, model: Architecture | Mix) -> Data:
-    """The data in the form that the model reads. A log line says where images lose channels or pixels by it."""
-    fitted = data.fit(model.channels, model.image_size)
-    before, after = data.train.inputs.shape[1:], fitted.train.inputs.shape[1:]
-    if any(new < old for new, old in zip(after, before, strict=True)):
-        _log.info(
-            "images of %s are converted to %s, as model.channels and model.image_size say (null: no conversion)",
-            *("x".join(map(str, shape)) for shape in (before, after)),
-        )
-    return fitted
-
-
-def _server_data(c: Components, data: Data, stored: Data) -> tuple[dict[str, ServerData | None], Data]:
-    """The server's sets of examples by config node, and the data without the examples taken from it; `stored` is the
-    data before `_fitted`. Two sets of out-of-domain images may have images in common.
-    """
-    found: dict[str, ServerData | None] = {}
-    for node in SERVER_DATA:
-        source = getattr(c, node)
-        try:
-            with faults(node, source):
-                found[node], data = reserved(source, data, stored, c.seed)
-        except UserError as error:  # the source names the usual config node, not this one
-            raise UserError(re.sub(r"\bserver_data\b", node, str(error))) from error
-    return found, data
-
-
 def _digest(
     train: Examples,
     test: Examples,
@@ -243,15 +205,6 @@ def _digest(
     arrays = (train.inputs, train.targets, train.present, test.inputs, test.targets, test.present)
     of_server = [*(each.targets for each in kept), *(each.inputs for each in kept)]
     return digest_of([*arrays, *split, *of_server, network])
-
-
-def _tested(held_out: int, data: Data, rest: Data, seed: int) -> Data:
-    """The rest that the server left of the data, without as many more test examples as `held_out` examples lack."""
-    size = len(data.test.targets)
-    if held_out >= size:
-        raise ValueError(f"held_out must be less than the test set's {size} examples, got {held_out}")
-    more = held_out - (size - len(rest.test.targets))
-    return rest.hold_out(more, seed)[1] if more > 0 else rest
 
 
 def model_families(c: Components, data: Data, device: torch.device, num_clients: int) -> list[ModelFamily]:
