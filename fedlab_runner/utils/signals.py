@@ -35,7 +35,10 @@ def keep_from_children() -> None:
 
 
 def give_to_children() -> None:
-    """The end of `keep_from_children`: the processes that this thread starts from now on get Ctrl-C."""
+    """The end of `keep_from_children`: the processes that this thread starts from now on get Ctrl-C.
+
+    Hydra calls no callback where a sweep fails. `fedlab` calls this then; so has a program that runs Hydra itself.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
