@@ -20,7 +20,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
-from fedlab_runner.utils.validate import at_least, one_of
+from fedlab_runner.utils.validate import at_least, one_of, within
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
     model_copies: ClassVar[int] = 1  # clients send the trained models
 
     def __post_init__(self) -> None:
-        at_least(1, memory=self.memory, batches=self.batches)
+        within(f"[1, {MAX_COMBINATIONS}]", memory=self.memory)
+        at_least(1, batches=self.batches)
         at_least(0, warmup=self.warmup, smoothness=self.smoothness)
         one_of(STRATEGIES, strategy=self.strategy)
         one_of(PLACES, store_on=self.store_on)

@@ -312,7 +312,8 @@ def test_a_round_changes_nothing_in_its_state() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory": 0}, "memory must be >= 1, got 0"),
+        ({"memory": 0}, r"memory must be in \[1, 1048576\], got 0"),
+        ({"memory": 2**20 + 1}, r"memory must be in \[1, 1048576\], got 1048577"),
         ({"batches": 0}, "batches must be >= 1, got 0"),
         ({"warmup": -1}, "warmup must be >= 0, got -1"),
         ({"smoothness": -0.5}, r"smoothness must be >= 0, got -0\.5"),
