@@ -100,8 +100,9 @@ def folders_in(folder: Path) -> list[str]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    """The image files in a folder, by name, without hidden ones."""
+    files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in files if not path.name.startswith("."))
 
 
 def decode_mapped(paths: Sequence[Path], size: tuple[int, int, int], refuse: Refuse, folder: Path) -> Tensor:

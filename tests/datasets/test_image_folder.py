@@ -36,6 +36,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     write_images(tmp_path / "test", ["cat"], [2], suffix=".JPG")
     (tmp_path / "train" / ".hidden").mkdir()
     (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / "train" / "cat" / "._000.png").write_bytes(b"what macOS notes beside a file of a zip")
     data = load(tmp_path)
     assert data.class_names == ("cat", "dog") and data.train.targets.tolist() == [0] * 4 + [1] * 3
     assert data.train.inputs.shape == (7, 3, 4, 4) and data.train.inputs.dtype == torch.uint8
