@@ -1,5 +1,6 @@
 """In-domain examples, taken from the test set (Feddle, appendix D; FedLAW's proxy data)."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from fedlab_runner.datasets.examples import Data
 from fedlab_runner.server_data.base import ServerDataSource
 from fedlab_runner.utils.validate import at_least, within
 
+_log = logging.getLogger(__name__)
 DEFAULT_SIZE = 1000  # examples, as in Feddle
 
 
@@ -42,6 +44,8 @@ class InDomain(ServerDataSource):
             raise ValueError(
                 f"{field} must give examples of two classes at least, got {value}: {size} of the test set's {total}"
             )
+        what = "%d of %d test examples are the server's (in_domain): server_data=none tests on all"
+        _log.info(what, size, total)
         return ServerData(mine.inputs, mine.targets, len(data.class_names), in_domain=True), rest
 
     def _size(self, total: int) -> int:

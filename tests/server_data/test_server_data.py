@@ -92,9 +92,11 @@ def test_none_leaves_everything() -> None:
     assert NoServerData().reserve(data, 0) == (None, data)
 
 
-def test_in_domain_examples_leave_the_test_set_and_only_it() -> None:
+def test_in_domain_examples_leave_the_test_set_and_only_it(caplog: pytest.LogCaptureFixture) -> None:
     data = clients()
-    mine, rest = reserved(InDomain(15, None), data)
+    with caplog.at_level("INFO"):
+        mine, rest = reserved(InDomain(15, None), data)
+    assert caplog.messages == ["15 of 40 test examples are the server's (in_domain): server_data=none tests on all"]
     assert (len(mine), len(rest.test.targets), mine.num_classes, mine.in_domain) == (15, 25, 4, True)
     rows = [*mine.inputs.flatten(1).tolist(), *rest.test.inputs.flatten(1).tolist()]
     assert sorted(rows) == sorted(data.test.inputs.flatten(1).tolist()), "a disjoint exact cover"
