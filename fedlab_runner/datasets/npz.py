@@ -100,6 +100,7 @@ def _inputs(x: np.ndarray, name: str, path: Path) -> np.ndarray:
         if len(bad := np.argwhere(~np.isfinite(features))):
             raise _refuse(path, f"has no finite number in row {bad[0, 0]}, column {bad[0, 1]} of {name}")
         return features
+    given = list(x.shape)
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[1] not in CHANNELS and x.shape[3] in CHANNELS:
@@ -110,7 +111,7 @@ def _inputs(x: np.ndarray, name: str, path: Path) -> np.ndarray:
         or x.shape[1] not in CHANNELS
         or not 1 <= x.shape[2] == x.shape[3] <= MAX_SIZE
     ):
-        raise _refuse(path, f"has an array {name} of {x.dtype} {list(x.shape)}, not {IMAGES}")
+        raise _refuse(path, f"has an array {name} of {x.dtype} {given}, not {IMAGES}")
     if not len(x):
         raise _refuse(path, f"has no examples in {name}")
     return np.ascontiguousarray(x)

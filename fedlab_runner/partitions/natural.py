@@ -36,7 +36,7 @@ class Natural(Partition):
         if num_clients > len(eligible):
             raise UserError(
                 f"num_clients must be at most {len(eligible)}, the number of users with at least "
-                f"{self.min_samples} examples, got {num_clients}"
+                f"{self.min_samples} training examples, got {num_clients}"
             )
         if num_clients < len(eligible):
             _log.info("%d of %d users are clients: num_clients=%d takes all", num_clients, *[len(eligible)] * 2)

@@ -91,10 +91,11 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"x_test": None, "y_test": None}, "has no array x_test, y_test"),
     (
         {"x_train": np.zeros((9, 4, 5), np.uint8)},
-        "has an array x_train of uint8 [9, 1, 4, 5], not uint8 images, square",
+        "has an array x_train of uint8 [9, 4, 5], not uint8 images, square",
     ),
-    ({"x_train": np.zeros((9, 4, 4))}, "has an array x_train of float64 [9, 1, 4, 4], not uint8 images"),
+    ({"x_train": np.zeros((9, 4, 4))}, "has an array x_train of float64 [9, 4, 4], not uint8 images"),
     ({"x_train": np.zeros((9, 2, 4, 4), np.uint8)}, "of uint8 [9, 2, 4, 4]"),
+    ({"x_train": np.zeros((9, 4, 5, 3), np.uint8)}, "has an array x_train of uint8 [9, 4, 5, 3], not uint8 images"),
     ({"x_train": np.zeros(9)}, "has an array x_train of float64 [9]"),
     ({"x_train": np.zeros((9, 3), complex)}, "has an array x_train of complex128 [9, 3]"),
     ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "has no examples in x_train"),

@@ -373,7 +373,7 @@ def test_by_user_refusals():
     with pytest.raises(UserError, match="needs a data set with users"):
         Natural(1).split(users, None, 1, rng())
     with pytest.raises(
-        UserError, match=r"^num_clients must be at most 1, the number of users with at least 2 examples"
+        UserError, match=r"^num_clients must be at most 1, the number of users with at least 2 training examples"
     ):
         Natural(2).split(users, users, 2, rng())
     with pytest.raises(ValueError, match=r"^num_clients must be >= 1"):
