@@ -45,7 +45,7 @@ def find_class(target: Any) -> type:
     if module_name == "__main__":  # no other process has it, and no run can note its code
         raise ValueError(f"cannot be a class of a script or notebook itself, got {target!r}: import it from a module")
     if not may_be_named(module_name):
-        raise ValueError(f"{_STRANGER}, got {target!r}")
+        raise ValueError(f"{_hidden(parts[0]) or _STRANGER}, got {target!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -85,6 +85,14 @@ def may_be_named(module: str) -> bool:
     if importlib.util.find_spec(top) is None:
         raise ValueError(f"cannot be imported, got {module!r}: {NO_MODULE} {top!r}")
     return False
+
+
+def _hidden(top: str) -> str | None:
+    """The words on a file of the user's that a module of Python or of an installed package hides; None without one."""
+    found = (PathFinder.find_spec(top, [str(folder)]) for folder in config_dirs())
+    place = next((spec.origin for spec in found if spec is not None and spec.origin is not None), None)
+    what = "has the name of a module of Python or of an installed package, which is found first: rename it"
+    return None if place is None else f"cannot be found, because {place} {what}"
 
 
 def fits(cls: type, hint: Any) -> bool:

@@ -439,6 +439,8 @@ def test_a_module_that_hides_behind_an_installed_one_is_not_taken(mark: Path, mo
         (mark.parent / "conf" / f"{name}.py").write_text(PAYLOAD)
         monkeypatch.setattr(targets, "config_dirs", lambda: [mark.parent / "conf"])
         assert not targets.may_be_named(name), "another one of the name comes first"
+        with pytest.raises(ValueError, match=f"conf/{name}.py has the name of a module .*: rename it, got '{name}.X'"):
+            targets.find_class(f"{name}.X")
     assert not mark.exists() and not (mark.parent / "conf" / "mark").exists()
 
 
