@@ -34,6 +34,7 @@ from fedlab_runner.utils.precision import full_precision
 MAX_STEP_FLOPS = 5e8  # of an example, up to which models are tried side by side
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # see `tolerance_of`
 AUTOCAST_TOLERANCE = 0.2  # the same with autocast
+SUM_TOLERANCE = 1e-5  # how far from 1 the sum of the probabilities of an example is by rounding
 LEAST_STEP = 1e-3  # length of a gradient, below which it is rounding
 
 
@@ -44,7 +45,7 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     side by side.
 
     Raises ValueError if the network has nothing to train, a buffer that is not finite or a hook on a parameter, does
-    not give logits, writes into its inputs, changes or keeps what `core.network_state` says, gives other logits by
+    not give logits, gives probabilities, writes into its inputs, changes or keeps what `core.network_state` says, gives other logits by
     another way of computing them, or in evaluation draws random numbers, mixes examples or uses values of an earlier
     model, and UserError if it takes numbers from elsewhere than torch.
     """
@@ -88,6 +89,10 @@ def _check_calls(family: ModelFamily, three: Tensor, before: dict[str, Tensor], 
     """
     w, example = shifted(family), three[:2]
     beside, drawn = _called(family, w, three, training=False)
+    if bool((beside.logits >= 0).all() and ((beside.logits.sum(1) - 1).abs() < SUM_TOLERANCE).all()):
+        raise ValueError(
+            "the model gives probabilities, of which cross entropy would take the softmax again: leave the softmax out"
+        )
     first, draws = _called(family, w, three, training=True)
 
     def trained(inputs: Tensor) -> Call:

@@ -51,6 +51,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "no numbers": (lambda logits, training: logits > 0, "of torch.bool"),
     "mixes": (lambda logits, training: logits - logits.mean(0), "depend in evaluation on the other examples"),
+    "probabilities": (lambda logits, training: logits.softmax(1), "gives probabilities, .*leave the softmax out"),
+    "probabilities in evaluation": (
+        lambda logits, training: logits if training else logits.softmax(1),
+        "gives probabilities, .*leave the softmax out",
+    ),
     "more in training": (lambda logits, training: (logits, logits) if training else logits, "got a tuple"),
 }
 
