@@ -44,10 +44,10 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     minibatch, in `family.classifier` which layer gives the logits, and in `family.alone` why its models cannot compute
     side by side.
 
-    Raises ValueError if the network has nothing to train, a buffer that is not finite or a hook on a parameter, does
-    not give logits, gives probabilities, writes into its inputs, changes or keeps what `core.network_state` says, gives other logits by
-    another way of computing them, or in evaluation draws random numbers, mixes examples or uses values of an earlier
-    model, and UserError if it takes numbers from elsewhere than torch.
+    Raises ValueError if the network has nothing to train, a buffer that is not finite or a hook on a parameter,
+    does not give logits, gives probabilities, writes into its inputs, changes or keeps what `core.network_state`
+    says, gives other logits by another way of computing them, or in evaluation draws random numbers, mixes examples
+    or uses values of an earlier model, and UserError if it takes numbers from elsewhere than torch.
     """
     _check_values(family)
     before, stored = unheld(family), inputs[[0, -1, len(inputs) // 2]].to(family.device)
