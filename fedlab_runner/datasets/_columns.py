@@ -230,6 +230,11 @@ def _not_classes(names: Sequence[str]) -> str | None:
     return None
 
 
+def is_index(name: str) -> bool:
+    """Whether pandas wrote the row's number or label into this column, which is no feature."""
+    return not name or name.startswith("__index_level_")
+
+
 def shown(value: str) -> str:
     """A name or value for a message: in quotes, without control characters, not too long."""
     return repr(value if len(value) <= MAX_SHOWN_CHARACTERS else f"{value[:MAX_SHOWN_CHARACTERS]}...")

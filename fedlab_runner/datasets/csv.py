@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlab_runner.datasets import _split, _tables
-from fedlab_runner.datasets._columns import IMPUTE, Fault, Table, listed, shown
+from fedlab_runner.datasets._columns import IMPUTE, Fault, Table, is_index, listed, shown
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.errors import UserError
@@ -38,7 +38,8 @@ class CSV(Dataset):
     training rows of all clients together. A field of `missing` is a missing value. It is refused unless `impute`
     replaces it: a number by the training rows' mean or median, a category by their most frequent category.
 
-    In categories, classes, users and `missing` `1.0` is `1`.
+    In categories, classes, users and `missing` `1.0` is `1`. A column without a name, such as pandas' index, is no
+    feature.
 
     The column `user` names the natural client of a row. Test rows are the rows of `test_path`, which may lack that
     column. If it is null, they are round(test_fraction * size) rows of each class of `path`, drawn from the seed.
@@ -122,7 +123,8 @@ class CSV(Dataset):
             if absent := [name for name in names if name not in header]:
                 named, other = listed(header), _other_delimiter(header[0]) if len(header) == 1 else ""
                 raise ValueError(f"{key} must name columns of {self.path} ({named}), got {listed(absent)}{other}")
-        features = [name for name in header if name not in (self.target, self.user, *self.ignore)]
+        others = (self.target, self.user, *self.ignore)
+        features = [name for name in header if name not in others and not is_index(name)]
         if not features:
             raise ValueError(f"ignore must leave a column of {self.path} for the features, got {listed(self.ignore)}")
         return Table(features, self.target, self.user, self.categorical, self.impute, "by dataset.ignore")

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlab_runner.datasets import _arrow, _split, _statistics
-from fedlab_runner.datasets._columns import IMPUTE, Fault, Table, listed, shown
+from fedlab_runner.datasets._columns import IMPUTE, Fault, Table, is_index, listed, shown
 from fedlab_runner.datasets.base import Dataset
 from fedlab_runner.datasets.examples import MAX_SIZE, Data
 from fedlab_runner.datasets.image_cache import MODES, decode_each
@@ -36,8 +36,8 @@ class HuggingFace(Dataset):
     With `test` null each class gives round(test_fraction * its size) examples of `train`, drawn from the seed, to the
     test set. `inputs` is one column of images, or columns of values. Images are resized as a whole to `image_size`
     pixels square. Values are numbers, lists of numbers and, in the columns `categorical`, categories; they are encoded
-    as by `dataset=csv`. Null `inputs` are all columns except `target`, the class, and `user`, the natural client. Null
-    `mean` and `std` are those of the training images.
+    as by `dataset=csv`. Null `inputs` are all columns except `target`, the class, `user`, the natural client, and
+    pandas' index. Null `mean` and `std` are those of the training images.
     """
 
     path: str
@@ -129,7 +129,7 @@ class HuggingFace(Dataset):
         for key, names in asked.items():
             if absent := [name for name in names if name not in there]:
                 raise ValueError(f"{key} must name columns of {self.path} ({listed(there)}), got {listed(absent)}")
-        inputs = self.inputs or [name for name in there if name not in (self.target, self.user)]
+        inputs = self.inputs or [name for name in there if name not in (self.target, self.user) and not is_index(name)]
         if not inputs:
             raise ValueError(f"inputs must be columns beside the target and the user, and {self.path} has none")
         for key, names, kinds in (

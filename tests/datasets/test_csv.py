@@ -68,6 +68,14 @@ def test_a_test_fraction_is_drawn_by_class_and_leaves_no_trace_in_the_encoding(t
     assert (other.test.inputs[:, 0] > 100).all() and not other.test.inputs[:, 1].any()
 
 
+def test_the_index_of_pandas_is_no_feature(tmp_path: Path) -> None:
+    """Neither of rows that are sorted by class, whose numbers tell it."""
+    numbered = write(tmp_path / "n.csv", *(f"{i},{row}" for i, row in enumerate(sorted(ROWS))), header=f",{HEADER}")
+    plain = write(tmp_path / "p.csv", *sorted(ROWS))
+    found, wanted = (table(path, test_fraction=0.25).load(0) for path in (numbered, plain))
+    assert torch.equal(found.train.inputs, wanted.train.inputs) and torch.equal(found.test.inputs, wanted.test.inputs)
+
+
 def test_users_are_natural_clients(tmp_path: Path) -> None:
     data = by_file(tmp_path, ROWS, ["dan,1,cook,7,b", "ann,3,cook,2,a"], user="who", ignore=[])
     assert data.train.users is not None and data.train.users.tolist() == [0, 1, 0, 2, 1, 2, 0, 1]

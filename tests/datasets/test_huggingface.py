@@ -117,6 +117,15 @@ def test_a_split_gives_the_test_set(tmp_path: Path) -> None:
 
 
 @needs_library
+def test_the_index_of_pandas_is_no_input(tmp_path: Path) -> None:
+    values(__index_level_0__=[5, 3, 1, 4, 2, 0], code=None).to_parquet(str(tmp_path / "rows.parquet"))
+    options = {"test": None, "test_fraction": 0.4, "categorical": ["job"]}
+    found = load(tmp_path / "rows.parquet", **options)
+    wanted = load(tmp_path / "rows.parquet", inputs=["age", "job", "smoker"], **options)
+    assert torch.equal(found.train.inputs, wanted.train.inputs)
+
+
+@needs_library
 def test_parquet_and_arrow_files(tmp_path: Path) -> None:
     both = images()
     both.save_to_disk(str(tmp_path / "set"))
