@@ -44,7 +44,7 @@ def try_network(family: ModelFamily, inputs: Tensor) -> None:
     minibatch, in `family.classifier` which layer gives the logits, and in `family.alone` why its models cannot compute
     side by side.
 
-    Raises ValueError if the network has nothing to train, a buffer that is not finite or a hook on a parameter,
+    Raises ValueError if the network has nothing to train, a value that is not finite or a hook on a parameter,
     does not give logits, gives probabilities, writes into its inputs, changes or keeps what `core.network_state`
     says, gives other logits by another way of computing them, or in evaluation draws random numbers, mixes examples
     or uses values of an earlier model, and UserError if it takes numbers from elsewhere than torch.
@@ -76,6 +76,8 @@ def _check_values(family: ModelFamily) -> None:
                 f"the model's buffer {name} must be finite, because clients send it and the server takes means: make "
                 "a mask a bool buffer, and fill with -inf in forward()"
             )
+        if value.requires_grad and not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the model's parameter {name} must be finite before the first round: look at its weights")
         if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"the model's parameter {name} has a hook for its gradient, which compiled steps and models side by "

@@ -73,9 +73,10 @@ def load_weights(model: nn.Module, classifier: str, path: str, network: str, hin
     # batch norm's counters of steps are missing from torchvision's own files
     missing = {name for name in own.keys() - weights.keys() if not name.endswith("num_batches_tracked")}
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
-    if wrong := sorted(missing | other | (weights.keys() - own.keys())):
-        reason = f"whose {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such)"
-        raise UserError(f"weights must fit {network}, got '{path}', {reason}; {hint}")
+    unknown = weights.keys() - own.keys()
+    kinds = (("lacks {}", missing), ("has {} of another shape", other), ("has {}, which the network lacks", unknown))
+    if wrong := [f"{words.format(min(names))} ({len(names)} such)" for words, names in kinds if names]:
+        raise UserError(f"weights must fit {network}, got '{path}', which {' and '.join(wrong)}; {hint}")
     if any(value.dtype == torch.float64 for value in weights.values()):
         model.double()  # a network of float32 would round them, also for a run in float64
     model.load_state_dict(weights, strict=False)

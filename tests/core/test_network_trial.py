@@ -230,6 +230,12 @@ def test_the_rounding_of_autocast_keeps_no_network_from_training_side_by_side(mo
     assert family.alone is None and family.autocast is torch.bfloat16 and gpu_precisions() == before != ["ieee"] * 3
 
 
+def diverged() -> nn.Module:
+    net = mlp()
+    nn.init.constant_(next(net.parameters()), torch.nan)
+    return net
+
+
 def masked() -> nn.Module:
     net = mlp()
     net.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
@@ -241,6 +247,7 @@ def masked() -> nn.Module:
     [
         (lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(CLASSES)), "no sizes, such as LazyLinear"),
         (lambda: mlp().requires_grad_(False), "the model has no parameter to train"),
+        (diverged, "the model's parameter 0.weight must be finite before the first round"),
         (masked, "the model's buffer mask must be finite, because clients send it"),
     ],
 )

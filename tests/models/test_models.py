@@ -396,12 +396,23 @@ def test_weights_of_a_run_in_float64_keep_all_their_digits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "base",
-    [MLP(1, 8, [20, 10, 10]), MLP(1, 8, [20, 11]), MLP(1, 8, [20])],
+    ("base", "prefix", "what"),
+    [
+        (MLP(1, 8, [20, 10, 10]), "", "lacks 7.bias (2 such) and has 5.bias of another shape (2 such)"),
+        (MLP(1, 8, [20, 11]), "", "has 3.bias of another shape (3 such)"),
+        (MLP(1, 8, [20]), "", "has 5.bias, which the network lacks (2 such)"),
+        (
+            MLP(1, 8, [20, 10]),
+            "module.",
+            "lacks 1.bias (6 such) and has module.1.bias, which the network lacks (6 such)",
+        ),
+    ],
 )
-def test_weights_of_another_network_are_refused(tmp_path, base):
-    save_file(MLP(1, 8, [20, 10]).build(1, 8, 5).state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"^weights must fit model.base, got .*w.safetensors', whose \S+ is missing, "):
+def test_weights_of_another_network_are_refused(tmp_path, base, prefix, what):
+    weights = MLP(1, 8, [20, 10]).build(1, 8, 5).state_dict()
+    save_file({prefix + name: value for name, value in weights.items()}, tmp_path / "w.safetensors")
+    words = rf"^weights must fit model.base, got .*w.safetensors', which {re.escape(what)}; "
+    with pytest.raises(UserError, match=words):
         Pretrained(1, 8, base, str(tmp_path / "w.safetensors")).build(1, 8, 5)
 
 
@@ -458,10 +469,10 @@ def test_a_damaged_weights_file_is_refused_in_one_line(tmp_path, make, way_out, 
 @pytest.mark.parametrize(
     "change,named",
     [
-        (lambda weights: weights.pop("layer3.0.conv1.weight"), "layer3.0.conv1.weight"),
-        (lambda weights: weights.pop("fc.bias"), "fc.bias"),
-        (lambda weights: weights.update(extra=torch.zeros(1)), "extra"),
-        (lambda weights: weights.update({"bn1.bias": torch.zeros(3)}), "bn1.bias"),
+        (lambda weights: weights.pop("layer3.0.conv1.weight"), "lacks layer3.0.conv1.weight"),
+        (lambda weights: weights.pop("fc.bias"), "lacks fc.bias"),
+        (lambda weights: weights.update(extra=torch.zeros(1)), "has extra, which the network lacks"),
+        (lambda weights: weights.update({"bn1.bias": torch.zeros(3)}), "has bn1.bias of another shape"),
     ],
 )
 def test_torchvision_weights_of_another_architecture_are_refused(tmp_path, change, named):
@@ -469,7 +480,7 @@ def test_torchvision_weights_of_another_architecture_are_refused(tmp_path, chang
     weights = torch.load(tmp_path / "w.pth")
     change(weights)
     torch.save(weights, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=rf"^weights must fit torchvision's resnet18, .*whose {re.escape(named)} is"):
+    with pytest.raises(UserError, match=rf"^weights must fit torchvision's resnet18, .*which {re.escape(named)} \(1 such\)"):
         TorchvisionResNet18(3, 224, str(tmp_path / "w.pth")).build(3, 32, 5)
 
 
