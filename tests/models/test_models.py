@@ -480,7 +480,9 @@ def test_torchvision_weights_of_another_architecture_are_refused(tmp_path, chang
     weights = torch.load(tmp_path / "w.pth")
     change(weights)
     torch.save(weights, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=rf"^weights must fit torchvision's resnet18, .*which {re.escape(named)} \(1 such\)"):
+    with pytest.raises(
+        UserError, match=rf"^weights must fit torchvision's resnet18, .*which {re.escape(named)} \(1 such\)"
+    ):
         TorchvisionResNet18(3, 224, str(tmp_path / "w.pth")).build(3, 32, 5)
 
 
