@@ -287,6 +287,8 @@ def _of(name: str, value: str) -> Iterator[str]:
         yield f"{name} cannot be set: it is hydra.run.dir or hydra.sweep.dir and subdir, got {value!r}"
     if name == "hydra.sweeper.custom_search_space" and value != "None":
         yield f"{name} must be null, as it names a function that is called, got {value!r}"
+    if name == "hydra.sweeper.direction.0":  # Optuna's several objectives
+        yield "hydra.sweeper.direction must be minimize or maximize, as a run has one objective, got a list"
     if name.startswith(("hydra.job_logging.", "hydra.hydra_logging.")):
         if (last in ("()", "class") or _SCHEME.match(value)) and value not in _LOGGED:
             yield f"{name} must be a handler of Python's logging, got {value!r}"

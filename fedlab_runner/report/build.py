@@ -28,7 +28,8 @@ from fedlab_runner.utils.escaping import file_names
 # Keys that the overview shows if all runs agree on them. The others are in the runs' config.yaml.
 SHARED_KEYS = (
     *("algorithm", "dataset", "model", "server_data", "partition", "partition.alpha", "delay", "delay.std"),
-    *("num_clients", "participation.cohort_size", "rounds", "local", "local.lr", "local.epochs", "local.batch_size"),
+    *("train_fraction", "label_noise", "num_clients", "participation.cohort_size", "rounds"),
+    *("local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
 MAX_JOBS_NAMED = 12  # jobs in one state without a run, in the overview

@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError
 from fedlab_runner.config import config_files, hydra_loader
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.config_files import FileConfigSource
-from fedlab_runner.config.hydra_loader import Loader, checked
+from fedlab_runner.config.hydra_loader import Loader, checked, faults
 from fedlab_runner.utils.errors import UserError
 
 
@@ -269,3 +269,10 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, monkeypatch: p
     path.write_text("a: 2\n")
     os.utime(path, ns=(1, 1))
     assert source.load_config("one").config == {"a": 2} and len(read) == 2
+
+
+@pytest.mark.parametrize("direction", [["maximize"], ["maximize", "minimize"], "maximize", None])
+def test_a_search_has_one_objective(direction: list[str] | str | None) -> None:
+    found = faults(OmegaConf.create({"hydra": {"sweeper": {"direction": direction}}}))
+    line = "hydra.sweeper.direction must be minimize or maximize, as a run has one objective, got a list"
+    assert found == ([line] if isinstance(direction, list) else [])

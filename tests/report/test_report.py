@@ -105,6 +105,13 @@ def test_the_table_has_mean_and_std_of_the_seeds_with_the_best_in_bold(outputs: 
     assert "## What failed" in text and "| FedBuff | the run diverged in round 2 | all | 1 |" in text
 
 
+def test_the_overview_says_how_small_the_data_of_all_runs_are(tmp_path: Path) -> None:
+    """As `+debug=tiny` makes them: beside a paper's numbers nothing else says so."""
+    for seed in range(2):
+        write_run(tmp_path, f"seed={seed}", "train_fraction=0.02", *EVERY, rows=curve(0.1, 0.2, 0.3, 0.4))
+    assert ", train_fraction=0.02, label_noise=0, " in written(tmp_path)["report.md"]
+
+
 def test_the_csv_has_the_numbers_unrounded(outputs: Path) -> None:
     files = written(outputs)
     rows = {(row["method"], row["seed"]): row for row in records(files["runs.csv"])}
