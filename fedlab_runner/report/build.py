@@ -173,14 +173,17 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], others: Sequence
 
 
 def _published(paper: published.Paper, groups: Sequence[SeedGroup]) -> Section:
+    title, missing = f"Beside the paper: {paper.name}", published.not_run(paper, groups)
+    if not published.with_runs(paper, groups):
+        return Section(title, [f"No run has the setting of a cell of the published table: {'; '.join(missing)}."])
     notes = [
         f"The published table gives {paper.unit}. A difference is ours minus the paper's; ± is "
         f"{published.meant(paper)}; the best of ours in each column is in bold"
         f"{tables.eligible_words([each for each in groups if paper.has(each)])}."
     ]
-    if missing := published.not_run(paper, groups):
+    if missing:
         notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")
-    return Section(f"Beside the paper: {paper.name}", notes, [beside.table(paper, groups)])
+    return Section(title, notes, [beside.table(paper, groups)])
 
 
 def _compared(groups: Sequence[SeedGroup], also: bool) -> Section:

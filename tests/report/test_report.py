@@ -518,6 +518,14 @@ def test_a_part_of_a_table_knows_its_table_and_an_experiment_of_others_is_refuse
         build.select(find([table7]).runs, "feddle/fig5")
 
 
+def test_runs_of_another_setting_have_no_empty_table_beside_the_paper(tmp_path: Path) -> None:
+    own = ("experiment=feddle/table7", "model=cnn_small", "rounds=1", "evaluation.every=1")
+    write_run(tmp_path, *own, rows=curve(0.1, 0.5), small=False)
+    text = written(tmp_path)["report.md"]
+    assert "No run has the setting of a cell of the published table: dataset=cifar10 partition.alpha=0.1" in text
+    assert "| HFCL |" not in text and "the best of ours" not in text
+
+
 def test_costs_stand_beside_the_papers_in_its_unit(tmp_path: Path) -> None:
     costs = {"cost/server_gflops": 700000.0, "cost/server_cache_mb": 3.0}
     fed = ("experiment=feddle/table8", "algorithm=fedft", "rounds=2", "evaluation.every=1", "dataset=cifar10")
