@@ -331,6 +331,8 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
         ("++delay=none", "cannot read '++delay=none': the default config has the group: write delay=none"),
         ("dataset=CIFAR10", "dataset=CIFAR10 is not a choice: did you mean cifar10? choices: "),
         ("-m seed=0,1 hydra.run.dir=here", "hydra.run.dir is for a single run: hydra.sweep.dir is the folder of "),
+        ("-m hydra.launcher=joblib seed=0,1", "hydra.launcher is a group: write hydra/launcher=joblib\n"),
+        ("-m hydra.sweeper=optuna seed=0,1", "hydra.sweeper is a group: write hydra/sweeper=optuna\n"),
         ("hydra.mode=MULTIRUN seed=0,1 hydra.run.dir=here", "hydra.run.dir is for a single run: hydra.sweep.dir "),
         (
             "-m hydra.sweeper.params={seed:1}",

@@ -30,8 +30,7 @@ from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.pickled import Pickled
 
 # Classes that Hydra may build: its own, those of installed plugins, Optuna's samplers, and this package's callback. A
-# class stands in a module of a plugin, not in what that module has imported, such as `logging`, and is named for its
-# use.
+# class is named for its use and stands in a module of a plugin, not in what that has imported, such as `logging`.
 _BUILT = re.compile(
     r"(hydra\._internal\.core_plugins\.[a-z]\w*|hydra_plugins(\.[a-z]\w*){1,2})\.[A-Z]\w*(Launcher|Sweeper|Callback)"
     r"|hydra\.experimental\.callbacks\.[A-Z]\w*Callback|optuna\.samplers\.[A-Z]\w*Sampler"
@@ -46,8 +45,7 @@ _TEXTS = re.compile(
 _LOGGED = {  # classes that Python's logging may build
     *("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.handlers.RotatingFileHandler"),
     *("fedlab_runner.tracking.log_lines.LineHandler", "fedlab_runner.tracking.log_lines.LogFile"),
-    *("rich.logging.RichHandler", "colorlog.ColoredFormatter"),
-    *("ext://sys.stdout", "ext://sys.stderr"),
+    *("rich.logging.RichHandler", "colorlog.ColoredFormatter", "ext://sys.stdout", "ext://sys.stderr"),
 }
 # Logging imports what the scheme of a value names, as ext://sys.stdout. An interpolation must not stand for a scheme.
 _SCHEME = re.compile(r"[a-z]+://")
@@ -287,6 +285,8 @@ def _of(name: str, value: str) -> Iterator[str]:
         yield f"{name} cannot be set: it is hydra.run.dir or hydra.sweep.dir and subdir, got {value!r}"
     if name == "hydra.sweeper.custom_search_space" and value != "None":
         yield f"{name} must be null, as it names a function that is called, got {value!r}"
+    if name in ("hydra.launcher", "hydra.sweeper"):  # no mapping
+        yield f"{name} is a group: write {name.replace('.', '/')}={value}"
     if name == "hydra.sweeper.direction.0":  # Optuna's several objectives
         yield "hydra.sweeper.direction must be minimize or maximize, as a run has one objective, got a list"
     if name.startswith(("hydra.job_logging.", "hydra.hydra_logging.")):
