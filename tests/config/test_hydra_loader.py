@@ -20,7 +20,8 @@ from omegaconf.errors import ConfigAttributeError
 from fedlab_runner.config import config_files, hydra_loader
 from fedlab_runner.config.build import conf_dir
 from fedlab_runner.config.config_files import FileConfigSource
-from fedlab_runner.config.hydra_loader import Loader, checked, faults
+from fedlab_runner.config.hydra_loader import Loader, checked
+from fedlab_runner.config.hydra_values import faults
 from fedlab_runner.utils.errors import UserError
 
 
@@ -276,3 +277,11 @@ def test_a_search_has_one_objective(direction: list[str] | str | None) -> None:
     found = faults(OmegaConf.create({"hydra": {"sweeper": {"direction": direction}}}))
     line = "hydra.sweeper.direction must be minimize or maximize, as a run has one objective, got a list"
     assert found == ([line] if isinstance(direction, list) else [])
+
+
+@pytest.mark.parametrize("key", ["sweeper.n_trials", "sweeper.n_jobs", "launcher.n_jobs"])
+@pytest.mark.parametrize(("value", "right"), [(0, False), (1, True), (12, True), ("${rounds}", True)])
+def test_a_search_or_launcher_has_work_to_do(key: str, value: int | str, right: bool) -> None:
+    cfg = OmegaConf.create({"hydra": {}})
+    OmegaConf.update(cfg, f"hydra.{key}", value)
+    assert [line.startswith(f"hydra.{key} must be a ") for line in faults(cfg)] == ([] if right else [True])
