@@ -61,6 +61,13 @@ def test_a_hopeless_draw_is_cut_short():
     assert all(counts.sum() == 300 for counts in good)
     assert len(good) == pytest.approx(sum(counts.sum(1).min() >= 5 for counts in whole), rel=0.1)
     assert balanced_counts(class_sizes, everyone, 0.5, rng(), least=31).sum() == 0
+    assert balanced_counts(np.full((1, 6), 10), everyone[:, :6], 1e-9, rng(), least=10).sum() == 60, "just enough"
+
+
+def test_the_fair_share_is_that_of_the_clients_in_a_group():
+    """With alpha near 0 a client gets whole classes until it has its share, of two clients a half."""
+    counts = balanced_counts(np.full((9, 10), 10), np.tile(np.arange(10) < 2, (9, 1)), 1e-9, rng())
+    assert (counts.sum(1) == [50, 50, *[0] * 8]).all()
 
 
 def test_same_distribution_as_the_literal_loop():
@@ -112,6 +119,8 @@ def test_repairs_what_cannot_be():
     untouched = before == after
     for first, second in zip(np.array(bare, object)[untouched], np.array(repaired, object)[untouched], strict=True):
         np.testing.assert_array_equal(first, second)
+    given = [(whole, np.setdiff1d(whole, left)) for whole, left in zip(bare, repaired, strict=True)]
+    assert any(not np.array_equal(moved, whole[: len(moved)]) for whole, moved in given), "random ones of the giver's"
 
 
 def test_minimum_that_the_samples_cannot_fill():
@@ -142,7 +151,7 @@ def test_counts_are_rounded_to_the_nearest():
 
 def test_dir_lin_groups_share_nothing():
     """Each ten clients draw from their own random part, so no class is concentrated over all clients."""
-    strata = np.arange(10_000) % 10
+    strata = np.arange(10_000) // 1000
     counts = class_counts(DirichletEqualSize(0.01, 1000).split(strata, None, 50, rng()), strata)
     by_group = counts.reshape(5, 10, 10).sum(1)
     assert (np.abs(by_group - 200) < 80).all()

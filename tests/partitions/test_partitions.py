@@ -175,6 +175,8 @@ def test_depends_on_the_seed_and_not_on_global_state(name):
     samples = [np.concatenate(split) for split in splits]
     np.testing.assert_array_equal(samples[0], samples[1])
     np.testing.assert_array_equal(owners[0], owners[1])
+    steps = [set(np.diff(part[strata[part] == label]).tolist()) for part in splits[0] for label in range(6)]
+    assert any(len(each) > 1 for each in steps) == (name not in ("natural", "shards")), "random examples of a class"
     assert not (np.array_equal(samples[0], samples[2]) and np.array_equal(owners[0], owners[2]))
 
 
