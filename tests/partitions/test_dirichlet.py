@@ -100,6 +100,8 @@ def test_redraws_until_everyone_has_the_minimum():
     for seed in range(10):
         split = Dirichlet(alpha=0.1, min_size=10, max_tries=1000, min_floor=0).split(strata, None, 30, rng(seed))
         assert sizes(split).min() >= 10
+        scarce = Dirichlet(1.0, min_size=2, max_tries=1000, min_floor=0).split(np.arange(4) % 2, None, 2, rng(seed))
+        assert sizes(scarce).tolist() == [2, 2], "where that takes all examples"
     single = [Dirichlet(0.1, 10, 1, 0).split(strata, None, 30, rng(seed)) for seed in range(10)]
     assert min(sizes(split).min() for split in single) < 10  # so the test above had something to do
 
@@ -158,20 +160,29 @@ def test_dir_lin_groups_share_nothing():
     assert counts.max() > 100  # while within a group they are
 
 
-def test_dir_lin_draws_again_what_is_too_uneven(monkeypatch):
-    """Only groups whose smallest client has less than half of the mean, and until none is left."""
-    calls = []
+@pytest.mark.parametrize("num_clients", [100, 25])
+def test_dir_lin_draws_again_what_is_too_uneven(num_clients, monkeypatch):
+    """Only groups whose smallest client has less than half of the mean, and until none is left. What is drawn is cut in
+    the order of the clients, and of the classes of each.
+    """
+    strata, calls, counts = np.arange(100 * num_clients) % 10, [], None
 
     def recorded(class_sizes, exists, alpha, rng):
+        nonlocal counts
         counts = balanced_counts(class_sizes, exists, alpha, rng)
-        calls.append(counts.sum(1).min(1))
+        calls.append([each[there].min() for each, there in zip(counts.sum(1), exists, strict=True)])
+        assert (class_sizes.sum(1) == 100 * exists.sum(1)).all(), "a group has its clients' share of the examples"
         return counts
 
     monkeypatch.setattr(dirichlet_equal_size, "balanced_counts", recorded)
-    DirichletEqualSize(0.3, 1000).split(np.arange(10_000) % 10, None, 100, rng())
-    assert len(calls[0]) == 10 and len(calls) > 1
+    DirichletEqualSize(0.3, 1000).split(strata, None, num_clients, rng())
+    assert len(calls[0]) == -(-num_clients // 10) and len(calls) > 1
     for smallest, again in zip(calls, [*calls[1:], []], strict=True):
-        assert len(again) == (smallest < 50).sum()
+        assert len(again) == sum(each < 50 for each in smallest)
+    split = DirichletEqualSize(0.3, 1).split(strata, None, num_clients, rng())
+    joined = np.concatenate([np.repeat(np.arange(10), mine) for of_group in counts for mine in of_group.T])
+    parts = np.array_split(joined, num_clients)
+    assert class_counts(split, strata).tolist() == [np.bincount(part, minlength=10).tolist() for part in parts]
 
 
 def test_a_least_size_that_is_not_met_is_said(caplog: pytest.LogCaptureFixture) -> None:
