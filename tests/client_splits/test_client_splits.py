@@ -86,6 +86,8 @@ def test_shares_are_of_all_examples_of_a_client() -> None:
     assert split(Shares(validation=0.0, test=0.0)).test is None, "no own test, not an empty one"
     alone = split(Shares(validation=0.25, test=0.0)).validation
     assert all(np.isin(mine, OWNED[i]).all() for i, mine in enumerate(alone))
+    apart = split(Shares(validation=0.0, test=0.25)).test
+    assert apart is not None and list(map(list, apart)) != list(map(list, alone)), "each use has its own stream"
 
 
 @pytest.mark.parametrize("rule", [Shares, Redealt])
@@ -113,6 +115,8 @@ def test_the_test_set_is_dealt_in_the_proportions_of_each_class() -> None:
         got = np.array([int((TEST.strata[mine] == label).sum()) for mine in parts.test])
         exact = held * got.sum() / held.sum()
         assert (np.abs(got - exact) < 1).all() and got.sum() == int((TEST.strata == label).sum())
+    other = split(CHOICES["redealt"], seed=1).test
+    assert other is not None and list(map(list, other)) != list(map(list, parts.test)), "random ones"
 
 
 def test_a_class_that_no_client_holds_is_dealt_to_nobody() -> None:
@@ -124,7 +128,7 @@ def test_a_class_that_no_client_holds_is_dealt_to_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "total", "counts"),
-    [([1, 1, 1], 4, [2, 1, 1]), ([3, 0, 1], 4, [3, 0, 1]), ([5, 4, 1], 3, [2, 1, 0]), ([1, 1], 0, [0, 0])],
+    [([1, 1, 1], 4, [2, 1, 1]), ([3, 0, 1], 4, [3, 0, 1]), ([5, 4, 1], 3, [2, 1, 0]), ([1, 1], 0, [0, 0]), ([1] * 50, 20, [1] * 20 + [0] * 30)],
 )
 def test_the_largest_remainders_are_rounded_up(weights: list[int], total: int, counts: list[int]) -> None:
     assert proportional(np.array(weights), total).tolist() == counts

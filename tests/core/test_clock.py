@@ -91,6 +91,9 @@ def test_all_clients_busy_is_a_round_without_dispatch() -> None:
 def test_a_fraction_counts_all_clients() -> None:
     assert len(clock(UniformParticipation(None, 0.2, 0)).start(0).ids) == 6
     assert len(clock(UniformParticipation(None, 0.001, 0)).start(0).ids) == 1, "at least one"
+    assert len(clock(UniformParticipation(None, 0.29, 0)).start(0).ids) == 9, "to the nearest"
+    time = clock(UniformParticipation(None, 0.5, 0), ConstantDelay(rounds=1, draw="client"))
+    assert [len(time.start(round).ids) for round in range(3)] == [15] * 3, "the busy ones too"
 
 
 def test_a_fixed_list_is_asked_in_its_order_when_idle() -> None:
@@ -111,6 +114,8 @@ def test_over_selection_keeps_the_first_to_report() -> None:
     assert all(known[client] >= slowest_kept for client in set(asked.tolist()) - set(starts.ids.tolist()))
     assert len(time.start(1).ids) == 4, "those left out are idle again"
     assert len(time.sample(0, np.arange(30))) == 4, "without a server too"
+    prompt = clock(OverSelection(cohort_size=14, factor=2.0, held_out_clients=0)).start(0)
+    assert prompt.ids.tolist() == prompt.asked[:14].tolist(), "of equals the first that were asked"
 
 
 def test_over_selection_asks_as_many_as_the_decimals_say() -> None:
@@ -126,7 +131,7 @@ HOLDING_OUT = {
 
 
 @pytest.mark.parametrize("policy", HOLDING_OUT)
-@pytest.mark.parametrize(("asked", "count"), [(0, 0), (0.0, 0), (7, 7), (1, 1), (0.2, 6), (0.001, 1)])
+@pytest.mark.parametrize(("asked", "count"), [(0, 0), (0.0, 0), (7, 7), (1, 1), (0.29, 9), (0.001, 1)])
 def test_clients_that_are_held_out_are_drawn_by_the_seed_and_never_asked(policy: str, asked: Any, count: int) -> None:
     times = [
         clock(HOLDING_OUT[policy](asked), HalfNormalDelay(std=1.0, draw="dispatch"), seed=seed) for seed in (0, 0, 1)

@@ -281,15 +281,15 @@ def test_equal_sizes(component, num_clients):
 
 
 def test_dirichlet_per_client_class_shares_are_dirichlet():
-    """The first client's share of class 0 is Beta(alpha p, alpha (1 - p)): variance p (1 - p) / (alpha + 1)."""
+    """A client's share of class 0 is Beta(alpha p, alpha (1 - p)): variance p (1 - p) / (alpha + 1)."""
     strata = (np.arange(40_000) % 4 > 0).astype(int)
     alpha, p = 3.0, 0.25
-    first = [
-        np.mean(strata[DirichletPerClient(alpha).split(strata, None, 40, rng(seed))[0]] == 0) for seed in range(400)
-    ]
+    splits = [DirichletPerClient(alpha).split(strata, None, 40, rng(seed)) for seed in range(400)]
+    first, second = np.array([[np.mean(strata[part] == 0) for part in split[:2]] for split in splits]).T
     variance = p * (1 - p) / (alpha + 1)
     assert abs(np.mean(first) - p) < 4 * np.sqrt(variance / 400)
     assert abs(np.var(first) / variance - 1) < 0.25
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(400), "clients draw apart"
 
 
 def test_quantity_skew():
@@ -342,12 +342,13 @@ def test_power_law():
 
 
 def test_the_shares_of_a_power_law_are_lognormal():
-    """The ratio of two clients' shares of a class is exp(sigma (a - b)) with standard normal a and b."""
-    strata, sigma = np.zeros(20_000, int), 0.7
-    draws = [PowerLaw(1, 0, sigma).split(strata, None, 2, rng(seed)) for seed in range(300)]
-    ratios = np.log([len(first) / len(second) for first, second in draws])
-    assert abs(ratios.mean()) < 4 * sigma * np.sqrt(2 / 300)
-    assert abs(ratios.std() / (sigma * np.sqrt(2)) - 1) < 4 / np.sqrt(600)
+    """The ratio of two clients' shares of a class is exp(sigma (a - b)) with standard normal a and b, of each class."""
+    strata, sigma = np.arange(40_000) % 2, 0.7
+    counts = [class_counts(PowerLaw(2, 0, sigma).split(strata, None, 2, rng(seed)), strata) for seed in range(300)]
+    ratios = np.log([first / second for first, second in counts])
+    assert abs(ratios.mean(0)).max() < 4 * sigma * np.sqrt(2 / 300)
+    assert abs(ratios.std(0) / (sigma * np.sqrt(2)) - 1).max() < 4 / np.sqrt(600)
+    assert abs(np.corrcoef(ratios.T)[0, 1]) < 4 / np.sqrt(300), "classes draw apart"
 
 
 def test_power_law_refusals():
