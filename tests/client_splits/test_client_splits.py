@@ -128,7 +128,13 @@ def test_a_class_that_no_client_holds_is_dealt_to_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "total", "counts"),
-    [([1, 1, 1], 4, [2, 1, 1]), ([3, 0, 1], 4, [3, 0, 1]), ([5, 4, 1], 3, [2, 1, 0]), ([1, 1], 0, [0, 0]), ([1] * 50, 20, [1] * 20 + [0] * 30)],
+    [
+        ([1, 1, 1], 4, [2, 1, 1]),
+        ([3, 0, 1], 4, [3, 0, 1]),
+        ([5, 4, 1], 3, [2, 1, 0]),
+        ([1, 1], 0, [0, 0]),
+        ([3, 1] * 10, 5, [1, 0] * 5 + [0, 0] * 5),
+    ],
 )
 def test_the_largest_remainders_are_rounded_up(weights: list[int], total: int, counts: list[int]) -> None:
     assert proportional(np.array(weights), total).tolist() == counts

@@ -114,13 +114,14 @@ def test_over_selection_keeps_the_first_to_report() -> None:
     assert all(known[client] >= slowest_kept for client in set(asked.tolist()) - set(starts.ids.tolist()))
     assert len(time.start(1).ids) == 4, "those left out are idle again"
     assert len(time.sample(0, np.arange(30))) == 4, "without a server too"
-    prompt = clock(OverSelection(cohort_size=14, factor=2.0, held_out_clients=0)).start(0)
-    assert prompt.ids.tolist() == prompt.asked[:14].tolist(), "of equals the first that were asked"
+    first, _ = OverSelection(10, 2.0, 0).reporting(np.arange(20), np.arange(20) % 3)
+    assert first.tolist() == [0, 1, 3, 4, 6, 7, 9, 12, 15, 18], "of equals the first that were asked"
 
 
 def test_over_selection_asks_as_many_as_the_decimals_say() -> None:
     """1.1 * 50 is 55.00000000000001 in floats."""
     assert len(clock(OverSelection(cohort_size=50, factor=1.1, held_out_clients=0), n=55).start(0).asked) == 55
+    assert len(clock(OverSelection(cohort_size=3, factor=1.5, held_out_clients=0)).start(0).asked) == 5
 
 
 HOLDING_OUT = {
