@@ -100,6 +100,8 @@ def test_nothing_is_foretold_that_is_not_so(name: str) -> None:
 def test_rows_of_which_nothing_can_be_said() -> None:
     still = [{"round": 0, "test/loss": 1.0}, {"round": 1}, {"round": 2, "test/loss": 1.0}]
     assert standstill(still) == "the evaluated model never changed: each evaluation is that of the first model"
+    with_arrivals = standstill([row | {"late/arrived": 2} for row in still])
+    assert with_arrivals and with_arrivals.endswith(", and 6 updates have arrived")
     assert standstill([]) is None and standstill(still[:2]) is None and standstill([{"round": 0}, {"round": 1}]) is None
     assert standstill([*still, {"round": 3, "test/loss": 1.5}]) is None
     assert foreseen(algorithm("fedbuff"), federation(), MAX_ROUNDS_AHEAD + 1) is None

@@ -19,6 +19,8 @@ def test_equal_is_to_the_bit_and_a_missing_number_equals_another() -> None:
     assert (found.verdict, found.values, found.largest) == (EQUAL, 6, None)
     nearly = compare(THERE, changed(1, **{"test/accuracy": math.nextafter(0.5, 1)}), METRIC, 1, 1e-9)
     assert nearly.verdict == WITHIN and nearly.largest and nearly.largest.size < 1e-15
+    both = compare(THERE, changed(1, **{"test/accuracy": 0.25, "train/loss": 0.0021}), METRIC, 1, 0.5)
+    assert both.largest and both.largest.metric == "test/accuracy"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,7 @@ def test_equal_is_to_the_bit_and_a_missing_number_equals_another() -> None:
     [
         ("test/accuracy", 0.509, 0.01, WITHIN),  # absolute: a share
         ("test/accuracy", 0.511, 0.01, DIFFERENT),
+        ("test/accuracy", 0.75, 0.25, WITHIN),
         ("train/loss", 0.00201, 0.01, WITHIN),  # relative
         ("train/loss", 0.0021, 0.01, DIFFERENT),
         ("train/loss", math.nan, 0.5, DIFFERENT),
