@@ -23,10 +23,12 @@ from fedlab_runner.report import (
     grouping,
     headline,
     latex,
+    metric_sections,
     page,
     published,
     scales,
     significance,
+    stats,
     summaries,
     svg,
     tables,
@@ -212,8 +214,60 @@ def test_a_setting_tried_on_one_seed_is_not_the_best_of_those_with_more(delays: 
     assert "no method shares 3 finished seeds with the best, FedAvg." in untested[0]
 
 
+def test_a_method_on_two_seeds_is_no_test_and_makes_no_other_one_stricter() -> None:
+    made = [run(name, "none", i, top * (1 + i % 3 / 60)) for name, top in TOPS.items() for i in range(5)]
+    found = grouping.group([each for each in made if each.choices["algorithm"] != "fedavg" or each.seed < 2])
+    _, others = significance.against_best(found)
+    adjusted = {group.name: (each.difference.p, each.adjusted) for group, each in others}
+    assert adjusted["FedBuff"][0] == adjusted["FedBuff"][1] < 0.05 and math.isnan(adjusted["FedAvg"][1])
+    table, untested = significance.significance(found)
+    assert table is not None and len(table.rows) == 2 and untested == []
+    few = [each for each in found if each.name != "FedBuff"]
+    assert "differs from the best" not in latex.document(few, [], interval=False)
+    values = {0: 1.0, 1: 2.0, 2: math.nan, 3: 3.0}, {0: 0.5, 1: 1.0, 2: 1.0, 3: math.inf}
+    assert stats.paired(*values).seeds == 2 and stats.paired(*values).mean == 0.75, "finite ones alone"
+
+
+def test_the_headline_names_a_smaller_loss_on_fewer_seeds() -> None:
+    for few, ahead in ((0.4, True), (0.6, False)):
+        one, other = _of([0.5, 0.5, 0.5]), replace(_of([few]), name="Other")
+        assert ("; Other has " in headline.best_of("", [one, other])) == ahead
+
+
 def test_no_target_is_one_that_every_run_reaches() -> None:
     assert targets.targets(grouping.group([run("fedavg", "none", 0, 0.011)]), []) == [0.01]
+    spread = {"metric": "server/own_std", "summary": "last"}
+    one = replace(run("fedavg", "none", 0, 0.5), rows=[{"round": 0}, {"round": ROUNDS, "server/own_std": 0.5}])
+    of_spread = grouping.group([replace(one, config={**one.config, "evaluation": spread})])
+    assert of_spread[0].finished == {0: 0.5} and targets.targets(of_spread, []) == [], "a share that shall be small"
+
+
+def test_a_run_that_is_longer_than_its_config_has_the_result_of_the_configs_rounds() -> None:
+    long = run("fedavg", "none", 0, 0.5)
+    short = replace(long, config={**long.config, "rounds": 5})
+    assert short.finished and short.objective == long.rows[5]["test/accuracy"]
+    assert curves.curve_of(*grouping.group([short])).rounds == [*range(6)]
+
+
+def test_the_staleness_of_updates_is_a_share_and_a_mean() -> None:
+    counts = {"late/staleness_count/0": 2.0, "late/staleness_count/3": 1.0}
+    made = [run("fedavg", "none", seed, 0.5) for seed in range(2)]
+    found = grouping.group(replace(each, rows=[{**row, **counts} for row in each.rows]) for each in made)
+    (chart,) = metric_sections.staleness(found, curves.lines_of(found))
+    (series,) = chart.panels[0].series
+    assert series.x == [0, 0, 0, 3, 3] and series.y == pytest.approx([0, 0, 200 / 3, 200 / 3, 100])
+    assert "The mean staleness is 1.00 rounds." in chart.caption
+
+
+def test_costs_of_curves_and_seconds_are_means_over_seeds_and_rounds() -> None:
+    made = [run("fedavg", "none", seed, 0.5) for seed in range(2)]
+    dear = [{**row, "comm/upload_mb": 3 * row.get("comm/upload_mb", 0)} for row in made[1].rows]
+    timings = [{"round": 1, "time/round": 1.0}, {"round": 2, "time/round": 3.0}, {"round": 9}]
+    found = grouping.group([made[0], replace(made[1], rows=dear, timings=timings)])
+    assert curves.curve_of(found[0]).costs["comm/upload_mb"] == [4.0 * r for r in range(ROUNDS + 1)]
+    table = tables.costs(found)
+    assert table.rows[0][list(table.header).index("a round")].lines == ("2",)
+    assert [curves._until({1: 2.0, 3: 5.0}, round) for round in (0, 2, 9)] == [0.0, 2.0, 5.0]
 
 
 def test_methods_that_tie_are_all_named() -> None:
@@ -274,6 +328,15 @@ def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.See
     sections = build.report(grouping.group([*runs, *other]), None, []).sections
     titles = [(each.title, each.level) for each in sections]
     assert titles.count(("Comparison", 3)) == 2 and ("Runs, commits and commands", 2) in titles
+
+
+def test_conditions_that_share_half_of_their_methods_and_the_rule_are_one_block() -> None:
+    two = [run(name, "none", 0, 0.5) for name in ("fedavg", "fedbuff")]
+    late = run("fedavg", "late", 0, 0.4)
+    assert len(grouping.blocks(grouping.group([*two, late]))) == 1
+    best = replace(late, config={**late.config, "evaluation": {**late.evaluation, "summary": "best"}})
+    assert len(grouping.blocks(grouping.group([*two, best]))) == 2
+    assert len(grouping.blocks(grouping.group([*two, run("feddle", "none", 0, 0.4), late]))) == 2
 
 
 def test_no_two_blocks_have_one_title() -> None:
@@ -515,6 +578,20 @@ def test_close_curves_have_a_second_panel() -> None:
     assert near[1].x_range == (10.0, 20.0) and 87 < near[1].y_range[0] < 88 and near[1].y_range[1] < 91
 
 
+def test_of_losses_the_smallest_end_is_the_best_and_seen_nearer() -> None:
+    def of(name: str, end: float) -> curves.Curve:
+        means = [3 + (end - 3) * min(1.0, r / 5) for r in range(21)]
+        return curves.Curve(name, 1, "finished", list(range(21)), means, [0.0] * 21, {})
+
+    whole, near = curves._panels([of("a", 1.0), of("b", 1.01), of("c", 2.0), of("d", 2.5)], "test/loss", 100)[0]
+    assert whole.finding == "a ends at 1, the best of 4; d at 2.5, the worst." and near.y_range[1] < 1.1
+
+
+def test_a_panel_has_the_best_methods_in_their_order() -> None:
+    found = grouping.group(run("fedavg", "none", 0, 0.2 + i / 20, local={"lr": i}) for i in range(1, 13))
+    assert [each.name for each in curves.most_interesting(found)] == [each.name for each in found[2:]]
+
+
 def test_a_chart_has_every_round_and_value_of_its_line() -> None:
     """As the script reads them, of long runs, and far beyond the axes, where a line is drawn nearer."""
     rounds = [0, 1, 50_001, 99_999, 100_000]
@@ -630,6 +707,16 @@ def test_a_published_table_has_seeds_references_and_intervals() -> None:
         "& \\textbf{51.0} [48.5, 53.5] & 60.0 & 1.5 \\\\" in text and "with 95\\,\\% confidence intervals over" in text
     )
     assert "{tabular}{lcr@{\\,$\\pm$\\,}l}" in text and "& \\textit{not run} & 60.0" in text
+
+
+def test_the_best_beside_a_paper_has_a_value_and_the_smallest_cost() -> None:
+    unfinished = replace(run("fedavg", "none", 0, 0.5), rows=[])
+    found = grouping.group([unfinished, run("hfcl", "none", 0, 0.4)])
+    assert [cells[0].ours.bold for _, cells in beside.rows(PAPER, found)] == [False, True, False]
+    made = [run("fedavg", "none", 0, 0.5), run("feddle", "none", 0, 0.6)]
+    rows = [{**row, "choice": {"algorithm": name}} for row, name in zip(PAPER.rows, ("feddle", "fedavg"), strict=False)]
+    costs = replace(PAPER, columns=[{"delay": "none", "metric": "cost/server_gflops"}], rows=rows)
+    assert [cells[0].ours.bold for _, cells in beside.rows(costs, grouping.group(made))] == [False, True]
 
 
 def test_texts_are_escaped_for_latex() -> None:
