@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedlab_runner.datasets import digits
+from fedlab_runner.datasets import digits, synthetic
 from fedlab_runner.datasets.digits import Digits
 from fedlab_runner.datasets.examples import Data, Examples
 from fedlab_runner.datasets.label_noise import add_label_noise
@@ -137,8 +137,9 @@ def test_a_fraction_that_leaves_a_set_empty_is_refused(fraction):
 
 
 @pytest.mark.parametrize("changes", [{}, {"channels": 3, "image_size": 11}, {"features": 20}, {"num_users": 7}])
-def test_synthetic_is_learnable(changes):
-    """The nearest class mean of the training set classifies the test set."""
+def test_synthetic_is_learnable(changes, monkeypatch):
+    """The nearest class mean of the training set classifies the test set. Both are made in several chunks."""
+    monkeypatch.setattr(synthetic, "CHUNK_VALUES", 10_000)
     data = dataset("synthetic", **changes).load(0)
     train, test = data.train.inputs.flatten(1).float(), data.test.inputs.flatten(1).float()
     means = torch.stack([train[data.train.targets == c].mean(0) for c in range(10)])
@@ -157,6 +158,8 @@ def test_synthetic_noise(features):
     """No noise: every example is its class's prototype; else the standard deviation is as asked."""
     clean = dataset("synthetic", noise=0.0, features=features).load(0).train
     assert len(clean.inputs.unique(dim=0)) == 10
+    cells = clean.inputs.view(-1, 4, 2, 4, 2) if features is None else clean.inputs.view(-1, 30, 1, 1, 1)
+    assert torch.equal(cells.amax((2, 4)), cells.amin((2, 4))), "coarse images"
     noisy = dataset("synthetic", noise=0.2, num_train=20_000, features=features).load(0).train
     scale = 255 if features is None else 1
     spread = torch.stack([noisy.inputs[noisy.targets == c].double().std(0) for c in range(10)]) / scale

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from fedlab_runner.datasets import fed_heart
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.datasets.fed_heart import HOSPITALS, FedHeart
 from fedlab_runner.utils.errors import UserError
@@ -41,6 +43,14 @@ def test_test_examples_are_standardised_by_all_training_examples(tmp_path):
     assert len(data.test.inputs[:, 1].unique()) == 2 and len(data.train.inputs[:, 1].unique()) == 8
     ages = torch.stack([data.test.inputs[data.test.users == hospital][:, 0].mean() for hospital in range(4)])
     assert ages.max() - ages.min() > 0.5, "older patients stay older"
+    trained, tested = [], []
+    for path in (tmp_path / "fed_heart" / f"processed.{name}.data" for name in HOSPITALS):
+        features, ill = fed_heart._read(path)
+        parts = [features[rows] for rows in fed_heart._split(path, ill)]
+        trained.append(parts[0])
+        tested.append(parts[1])
+    pooled, raw = np.concatenate(trained), np.concatenate(tested)
+    np.testing.assert_allclose(data.test.inputs, (raw - pooled.mean(0)) / pooled.std(0, ddof=1), atol=1e-5)
 
 
 def test_patients_with_a_missing_value_are_left_out_and_three_columns_dropped(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
-from fedlab_runner.datasets import image_cache
+from fedlab_runner.datasets import image_cache, image_folder
 from fedlab_runner.datasets.examples import Data
 from fedlab_runner.utils.errors import UserError
 from tests.datasets.test_contract import dataset
@@ -76,6 +76,22 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Image.new("RGB", (5, 5), "white").save(path)
     os.utime(path, (time.time() + 5,) * 2)
     assert (load(tmp_path / "data", cache=cache).train.inputs[0] == 255).all()
+    digests, times = set(), (1e9, 1e9)
+    for name, changed in (("000", times), ("000", (1e9, 2e9)), ("001", times)):
+        file = path.with_stem(name)
+        file.write_bytes(b"of one size")
+        os.utime(file, changed)
+        digests.add(image_cache._digest([file], (3, 4, 4), image_folder._refuse))
+    assert len(digests) == 3, "a file of another time or of another name is another image"
+
+
+def test_a_large_jpeg_is_decoded_smaller_and_looks_the_same(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC)
+    image.save(tmp_path / "x.jpg", quality=95)
+    (found,) = image_cache.decode([tmp_path / "x.jpg"], (3, 12, 12), image_folder._refuse)
+    whole = np.asarray(image.resize((12, 12), Image.Resampling.BILINEAR), float)
+    assert np.abs(found.permute(1, 2, 0).numpy() - whole).mean() < 3
 
 
 def test_faults_are_one_line(tmp_path: Path) -> None:

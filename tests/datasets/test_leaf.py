@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fedlab_runner.datasets.celeba import CelebA
 from fedlab_runner.datasets.examples import Data
-from fedlab_runner.datasets.femnist import FEMNIST
+from fedlab_runner.datasets.femnist import FEMNIST, _decode
 from fedlab_runner.partitions.natural import Natural
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.leaf_files import characters, write_image, write_leaf, write_npz
@@ -79,8 +79,11 @@ def test_all_data_is_split_user_by_user(tmp_path):
     assert users(data.test) == {1: 1, 2: 1, 3: 4, 4: 2}
     both = torch.cat([data.train.inputs, data.test.inputs])
     assert both.shape == (71, 1, 28, 28) and both.dtype == torch.uint8 and both.is_contiguous()
+    assert users(femnist(tmp_path, test_fraction=0.8).train) == {1: 2, 2: 1, 3: 8, 4: 3}, "0.2 * 10 is less in floats"
     assert len(both[:, 0, 0, :2].unique(dim=0)) == 71, "train and test share no sample"
     assert (both[:, 0, 1] == 0).all() and (both[:, 0, 2] == 255).all()
+    grey = np.arange(784) % 256
+    assert _decode([np.round(grey / 255, 6).tolist()]).ravel().tolist() == grey.tolist(), "to the nearest"
     for examples in (data.train, data.test):
         assert torch.equal(examples.inputs[:, 0, 0, 1].long() % 62, examples.targets)  # label i belongs to sample i
         assert torch.equal(examples.strata, examples.targets) and examples.targets.dtype == torch.int64

@@ -36,12 +36,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_grey_images(path: Path) -> None:
-    arrays = write_arrays(path, users_train=np.array(list("cabcabcab")), users_test=np.array(list("abcdab")))
+    arrays = write_arrays(path, users_train=np.array(list("dabdabdab")), users_test=np.array(list("abcdab")))
     data = load(path)
     assert data.train.inputs.shape == (9, 1, 4, 4) and data.train.inputs.dtype == torch.uint8
     np.testing.assert_array_equal(data.train.inputs[:, 0], arrays["x_train"])
     np.testing.assert_array_equal(data.test.targets, arrays["y_test"])
-    assert data.train.users is not None and data.train.users.tolist() == [2, 0, 1] * 3
+    assert data.train.users is not None and data.train.users.tolist() == [3, 0, 1] * 3
     assert data.test.users is not None and data.test.users.tolist() == [0, 1, 2, 3, 0, 1]
     pixels = arrays["x_train"] / 255
     assert data.mean == pytest.approx([pixels.mean()]) and data.std == pytest.approx([pixels.std()])
