@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import train_test_split
 
 from fedlab_runner.datasets import fed_heart
 from fedlab_runner.datasets.examples import Data
@@ -43,14 +44,17 @@ def test_test_examples_are_standardised_by_all_training_examples(tmp_path):
     assert len(data.test.inputs[:, 1].unique()) == 2 and len(data.train.inputs[:, 1].unique()) == 8
     ages = torch.stack([data.test.inputs[data.test.users == hospital][:, 0].mean() for hospital in range(4)])
     assert ages.max() - ages.min() > 0.5, "older patients stay older"
-    trained, tested = [], []
+    trained, tested, states = [], [], []
     for path in (tmp_path / "fed_heart" / f"processed.{name}.data" for name in HOSPITALS):
         features, ill = fed_heart._read(path)
-        parts = [features[rows] for rows in fed_heart._split(path, ill)]
-        trained.append(parts[0])
-        tested.append(parts[1])
+        by_class = {"stratify": None if "switzerland" in path.name else ill, "random_state": 43}  # as in FLamby
+        rows = train_test_split(np.arange(len(ill)), train_size=0.66, test_size=1 - 0.66, **by_class)
+        trained.append(features[np.sort(rows[0])])
+        tested.append(features[np.sort(rows[1])])
+        states += [int(path.read_text().splitlines()[row].rpartition(",")[2]) for row in np.sort(rows[1])]
     pooled, raw = np.concatenate(trained), np.concatenate(tested)
     np.testing.assert_allclose(data.test.inputs, (raw - pooled.mean(0)) / pooled.std(0, ddof=1), atol=1e-5)
+    assert data.test.targets.tolist() == [int(state > 0) for state in states] and {1, 2} < set(states)
 
 
 def test_patients_with_a_missing_value_are_left_out_and_three_columns_dropped(tmp_path):

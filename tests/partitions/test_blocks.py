@@ -420,6 +420,7 @@ def test_herigraph_is_four_blocks_of_which_some_are_missing(tmp_path: Path) -> N
         assert not text[~part.present[:, 0]].any() and text[part.present[:, 0]].abs().sum(1).min() > 0
     assert int((~torch.cat([train.present, test.present])).sum()) == 9, "of the 24 sure posts"
     assert train.inputs[:, 768:].mean(0).abs().max() < 1e-4
+    assert train.inputs[train.present[:, 0], :768].mean(0).abs().max() < 1e-4, "of the posts that have the block"
     torch.testing.assert_close(train.inputs[:, 768:].std(0, correction=0), torch.ones(979), rtol=0, atol=1e-3)
     both = load_herigraph(tmp_path, ["here", "there"], labelled=False)
     assert len(both.train.targets) + len(both.test.targets) == 54 and both.train.targets.max() == 8
