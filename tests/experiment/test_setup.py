@@ -3,16 +3,22 @@
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.config.build import build
-from fedlab_runner.experiment.setup import prepare
+from fedlab_runner.core.clock import RoundClock
+from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.datasets.label_noise import add_label_noise
+from fedlab_runner.experiment.setup import draw_topology, prepare
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.participation.uniform import UniformParticipation
+from fedlab_runner.topologies.random_regular import RandomRegular
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import SMALL, composed
 
@@ -157,3 +163,30 @@ def test_a_runs_analysis_is_held_against_its_contract() -> None:
     simulation = prepare(replace(components, analysis=Alone())).simulation
     with pytest.raises(UserError, match=r"^Alone.observe must give the next memory and a dict of metrics"):
         simulation._analyse(simulation._initial(), None, begins=True)
+
+
+def test_what_is_drawn_before_the_first_round_follows_the_seed() -> None:
+    drawn = ("label_noise=0.3", "train_fraction=0.5", "evaluation.held_out=60", "client_split.test=0.25", "delay.std=3")
+    servers = ("server_data=in_domain", "server_data.size=40", "algorithm=fedavg", "seed=3")
+    c = build(composed("dataset=digits", *servers, *drawn))
+    prepared = prepare(c)
+    fed, data = prepared.simulation.fed, c.dataset.load(3).thinned(0.5, 3)
+    noisy = add_label_noise(data.train, 0.3, 10, 3)
+    mine, rest = data.hold_out(40, 3)
+    split = c.partition.split(data.train.strata.numpy(), None, 12, generator(3, Purpose.PARTITION))
+    parts = c.client_split.split(split, data.train, data.test, 3)
+    clock = RoundClock(fed.client_data.num_examples, c.participation, c.delay, 3)
+    assert torch.equal(fed.client_data.targets, noisy.targets) and fed.seed == 3
+    assert fed.server_data is not None and torch.equal(fed.server_data.targets, mine.targets)
+    assert torch.equal(prepared.data.test.targets, rest.hold_out(20, 3)[1].test.targets)
+    for found, wanted in (
+        (prepared.split, split),
+        (prepared.parts.train, parts.train),
+        (prepared.parts.test, parts.test),
+    ):
+        assert found is not None and wanted is not None and list(map(list, found)) == list(map(list, wanted))
+    for ours, theirs in zip(fed._clock.ahead(0, 3), clock.ahead(0, 3), strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist() and ours.due.tolist() == theirs.due.tolist()
+    alone: Any = SimpleNamespace(decentralized=True, name="gossip")
+    topology = draw_topology(replace(c, algorithm=alone, topology=RandomRegular(4)), 12)
+    assert topology is not None and np.array_equal(topology, RandomRegular(4).draw(generator(3, Purpose.TOPOLOGY), 12))
