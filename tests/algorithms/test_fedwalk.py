@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlab_runner.algorithms import fedwalk as fedwalk_module
 from fedlab_runner.algorithms.fedwalk import FedWalk, log_ratio
 from fedlab_runner.algorithms.shared.classifier_head import named_head
 from fedlab_runner.algorithms.shared.server_batches import server_batches
@@ -225,6 +226,17 @@ def test_a_leash_that_is_learned_well_enough_is_dropped_and_its_loss_stays() -> 
         if not expected:
             assert state.leash_loss == before.leash_loss and torch.equal(state.head, before.head)
     assert seen[0] == 1 and 0 in seen
+
+
+def test_the_leash_loss_is_the_mean_over_all_auxiliary_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedwalk_module, "EXAMPLES_PER_CALL", 30)
+    fed = federation(**LATE)
+    state = run(fedwalk(tau=math.inf), fed, 1)
+    data, family, x = fed.auxiliary_data, fed.family, state.base.params
+    assert data is not None and len(data) % 30
+    inputs = family.normalize(data.inputs, family.dtype)
+    logits = family.evaluate(x[: family.num_params], x[family.num_params :], inputs, named_head(family, state.head))
+    assert state.leash_loss == pytest.approx(float(F.cross_entropy(logits, data.targets)))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9])

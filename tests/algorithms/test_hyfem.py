@@ -493,6 +493,15 @@ def test_a_part_at_home_is_in_the_order_of_the_clients_neurons(kept: str, keys: 
     assert alike.all(), "what others keep is theirs"
 
 
+def test_biases_at_home_have_no_part_in_the_matching_of_weights_that_clients_send() -> None:
+    fed = hybrid(build=network((6,), (20,)), home=home("prefixes", prefixes=["classifier.0.bias"]))
+    layout, mask, state = Layout.of(fed.family), fed.home.mask(fed.family), hyfem().init(fed)
+    models = [far_apart(fed, m) for m in range(4)]
+    rows = torch.stack([layout.take(w, mine, state.places[0]) for w, mine in zip(models, blocks_of(fed), strict=True)])
+    one, other = (server_update(fed, state, torch.where(mask, scale * rows, rows)).places for scale in (1, -5))
+    assert torch.equal(one, other) and not torch.equal(one, state.places)
+
+
 def test_clients_send_and_receive_their_parts_without_those_at_home() -> None:
     sent = []
     for kept in ("none", "head"):

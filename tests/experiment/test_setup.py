@@ -166,7 +166,8 @@ def test_a_runs_analysis_is_held_against_its_contract() -> None:
 
 
 def test_what_is_drawn_before_the_first_round_follows_the_seed() -> None:
-    drawn = ("label_noise=0.3", "train_fraction=0.5", "evaluation.held_out=60", "client_split.test=0.25", "delay.std=3")
+    drawn = ("label_noise=0.3", "train_fraction=0.5", "evaluation.held_out=60", "delay.std=3")
+    drawn += ("client_split.test=0.25", "client_split.validation=0.25")
     servers = ("server_data=in_domain", "server_data.size=40", "algorithm=fedavg", "seed=3")
     c = build(composed("dataset=digits", *servers, *drawn))
     prepared = prepare(c)
@@ -179,12 +180,12 @@ def test_what_is_drawn_before_the_first_round_follows_the_seed() -> None:
     assert torch.equal(fed.client_data.targets, noisy.targets) and fed.seed == 3
     assert fed.server_data is not None and torch.equal(fed.server_data.targets, mine.targets)
     assert torch.equal(prepared.data.test.targets, rest.hold_out(20, 3)[1].test.targets)
-    for found, wanted in (
-        (prepared.split, split),
-        (prepared.parts.train, parts.train),
-        (prepared.parts.test, parts.test),
-    ):
-        assert found is not None and wanted is not None and list(map(list, found)) == list(map(list, wanted))
+    assert fed.validation is not None and fed.client_tests is not None
+    held = (
+        [each.members(client) for client in range(12)] for each in (fed.client_data, fed.validation, fed.client_tests)
+    )
+    for found, wanted in zip((prepared.split, *held), (split, *parts[:3]), strict=True):
+        assert list(map(list, found)) == list(map(list, wanted))
     for ours, theirs in zip(fed._clock.ahead(0, 3), clock.ahead(0, 3), strict=True):
         assert ours.ids.tolist() == theirs.ids.tolist() and ours.due.tolist() == theirs.due.tolist()
     alone: Any = SimpleNamespace(decentralized=True, name="gossip")

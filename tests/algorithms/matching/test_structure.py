@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlab_runner.algorithms.matching import graduated_assignment
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, sinkhorn
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
@@ -382,3 +383,14 @@ def test_graph_matching_of_one_model_does_nothing_and_a_cap_still_gives_permutat
     capped = graduated(max_iterations=2).assign(models, groups, np.random.default_rng(0))
     assert capped.iterations == 2
     assert all(sorted(order) == list(range(len(order))) for of_group in capped.orders for order in of_group)
+
+
+def test_a_temperature_ends_after_a_number_of_iterations_and_the_smallest_is_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where assignments never come to rest: soft at one temperature, then sharp."""
+    monkeypatch.setattr(graduated_assignment, "MIN_CHANGE", 0.0)
+    family, groups, _ = structure(MLP(None, None, [9, 8]), channels=1, size=4)
+    models = torch.stack([family.init(seed) for seed in range(2)])
+    found = graduated(tau=0.05, tau_min=0.05).assign(models, groups, np.random.default_rng(0))
+    assert found.iterations == 2 * (graduated_assignment.MAX_ITERATIONS_PER_TEMPERATURE + 1)
