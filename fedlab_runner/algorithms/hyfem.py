@@ -169,10 +169,7 @@ class HyFEM(Algorithm[HyFEMState]):
         mu = mu.masked_fill_(fed.home.mask(fed.family), 0)[:p]
         begin = self._own(state, fed, cohort.client_ids) if self.keep_own else start
         # Eq 8, with mu1 or mu2 for each value.
-        y = train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=Pull(), common=(mu,))
-        for row, m in zip(y, cohort.client_ids.tolist(), strict=True):
-            row[~layout.own(x, blocks[m])] = 0  # batch norm has statistics of parts that the client lacks
-        return y
+        return train_on_blocks(cohort, fed.blocks, begin, per_client=(start[:, :p],), penalty=Pull(), common=(mu,))
 
     def _server_update(self, state: HyFEMState, arrivals: Updates[Models], fed: Federation) -> HyFEMState:
         """Algorithm 1, lines 7 and 8: the State after the arrived models."""

@@ -21,7 +21,7 @@ from fedlab_runner.topologies.star import Star
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.identities import BUILDS, close
 from tests.helpers.mixed import distinct, mixed, sliceable
-from tests.helpers.toy import RAGGED, algorithm, federation, local, normed, run, stacked, tensors
+from tests.helpers.toy import RAGGED, algorithm, federation, home, local, normed, run, stacked, tensors
 
 N = len(RAGGED)
 GRAPHS = {"ring": Ring(), "star": Star(2), "regular": RandomRegular(3)}
@@ -76,6 +76,13 @@ def test_gossip_keeps_the_mean_and_agrees_as_fast_as_the_spectral_gap_says(
 def spread(models: Tensor) -> Tensor:
     """The distance of models [N, D] from their mean."""
     return (models - models.mean(0)).norm()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_with_everything_at_home_clients_have_the_bits_that_they_have_alone(order: str) -> None:
+    fed = federation(RAGGED, topology=linked("ring"), home=home("prefixes", prefixes=[""]))
+    mine = run(algorithm("dpsgd", order=order), fed, 3).models
+    assert torch.equal(stacked(mine), stacked(run(algorithm("standalone"), federation(RAGGED), 3).own))
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
