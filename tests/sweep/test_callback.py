@@ -185,15 +185,15 @@ def test_a_longer_run_that_is_there_has_its_unit_and_counts_as_before(launch: Sw
         folder = Path(HydraConfig.get().runtime.output_dir)
         summary = {"metric": "test/accuracy", "rule": "last", "rounds": 9, "best": 0.75}
         (folder / "summary.json").write_text(json.dumps(summary))
-        rows = [{"round": round, "test/accuracy": round / 12} for round in range(10)]
+        rows = [{"round": round, "test/accuracy": 0.9 if round == 3 else round / 12} for round in range(10)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return 0.5
 
-    assert launch(run, "seed=0,1", "rounds=9")[0] == 0
-    code, out, _ = launch(run, "seed=0,1", "rounds=5")
+    assert launch(run, "seed=0,1", "evaluation.every=2", "rounds=9")[0] == 0
+    code, out, _ = launch(run, "seed=0,1", "evaluation.every=2", "rounds=5")
     assert code == 0 and "job 1/2 finished before: 50.00 %, outputs/" in out
     (row,) = records.read(max(Path("outputs/sweeps").iterdir(), key=os.path.getmtime))
-    assert row.numbers("best") == [5 / 12] * 2, "of the first five rounds"
+    assert row.numbers("best") == [5 / 12] * 2, "of the due ones of the first five rounds"
     assert row.numbers("rounds") == [5, 5]
 
 
@@ -651,6 +651,12 @@ def test_one_seed_has_no_spread_and_what_is_not_finite_does_not_count() -> None:
     row = Row(("x=1",), [job(0, 0.5), job(1, float("nan")), job(2, None, "failed", error="why"), job(3, 9.0, "failed")])
     assert cells([row])[1] == [["x=1", "1", "0.5", "", "2 failed; 1 not finite"]]
     assert "| 2 failed (why); 1 not finite |" in markdown([row])
+
+
+def test_of_losses_the_smallest_is_the_best() -> None:
+    told = {"metric": "test/loss", "rule": "last"}
+    rows = [Row((f"x={value}",), [job(0, value, summary=told)]) for value in (0.2, 0.1, 0.3)]
+    assert [row.setting for row in ranking.best_first(rows)] == [("x=0.1",), ("x=0.2",), ("x=0.3",)]
 
 
 def test_settings_are_in_natural_order(tmp_path: Path) -> None:
