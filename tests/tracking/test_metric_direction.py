@@ -18,7 +18,7 @@ LOWER = (
     *("comm/upload_mb", "comm/download_mb", "comm/models", "cost/server_gflops", "cost/client_gflops"),
     *("cost/server_cache_mb", "time/round", "time/wall", "algorithm/selection_seconds", "rounds_to_target"),
     *("client/own_std", "server/unseen_weighted_std", "late/staleness_mean", "late/staleness_count/3"),
-    *("updates/clipped", "updates/not_finite", "algorithm/coefficients_negative"),
+    *("test/accuracy_std", "updates/clipped", "updates/not_finite", "algorithm/coefficients_negative"),
     *("algorithm/matching_cost", "algorithm/consensus_distance", "algorithm/objective"),
 )
 HIGHER = (

@@ -59,6 +59,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         math.isclose(value, row["test/accuracy"], rel_tol=1e-6) for (_, value), row in zip(points, rows, strict=True)
     )
     assert tags["images"] == ["curves"]
+    assert [one.step for one in found.Scalars("summary/objective")] == [rows[-1]["round"]]
     assert {"about", "config", "partition", "summary"} <= {tag.partition("/")[0] for tag in tags["tensors"]}
 
 
@@ -75,6 +76,7 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = [(step, values["test/accuracy"]) for step, values in logged if "test/accuracy" in values]
     assert sorted(accuracies) == [(row["round"], row["test/accuracy"]) for row in rows], "each round once"
     keys = set().union(*(values for _, values in logged))
+    assert [step for step, values in logged if "partition" in values] == [3], "with the next round"
     assert {"time/wall", "partition", "curves", "summary/objective"} <= keys
     assert not any(key.startswith("late/staleness_count") for key in keys)
     about = json.loads(config)

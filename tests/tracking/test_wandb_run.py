@@ -270,7 +270,10 @@ def test_only_own_files_that_were_not_uploaded_are_replaced(tmp_path: Path) -> N
         path.parent.mkdir()
         path.write_bytes(b"")
     uploaded.with_name(f"{uploaded.name}.synced").write_bytes(b"")
+    uploaded.write_bytes(wandb_file(tmp_path, f"{ID}-1").read_bytes())
     record(tmp_path, logger(tmp_path), -1, 3)
+    (new,) = set((tmp_path / "wandb").glob(f"offline-run-*-{ID}/run-{ID}.wandb")) - {uploaded}
+    assert wandb_files.history(new) == expected(tmp_path), "a run that begins anew sends all rounds"
     assert uploaded.exists() and online.exists() and not old.parent.exists()
     assert wandb_files.history(wandb_file(tmp_path, f"{ID}-1")) == expected(tmp_path, f"{ID}-1")
 
