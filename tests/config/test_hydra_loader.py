@@ -280,7 +280,7 @@ def test_a_search_has_one_objective(direction: list[str] | str | None) -> None:
 
 
 @pytest.mark.parametrize("key", ["sweeper.n_trials", "sweeper.n_jobs", "launcher.n_jobs"])
-@pytest.mark.parametrize(("value", "right"), [(0, False), (1, True), (12, True), ("${rounds}", True)])
+@pytest.mark.parametrize(("value", "right"), [(0, False), (1, True), (12, True), ("${oc.env:JOBS}", True)])
 def test_a_search_or_launcher_has_work_to_do(key: str, value: int | str, right: bool) -> None:
     cfg = OmegaConf.create({"hydra": {}})
     OmegaConf.update(cfg, f"hydra.{key}", value)
