@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 
 from fedlab_runner.utils import untrusted
 
+_FACE = "a Hugging Face token, which would be written into the run's files: use `hf auth login`, or export it"
 # The environment variables of keys, and what a user does with a key instead.
 VARIABLES = {
     "WANDB_API_KEY": "a W&B key, which would be written into the run's files: use `wandb login`, or export it",
-    "HF_TOKEN": "a Hugging Face token, which would be written into the run's files: use `hf auth login`, or export it",
+    "HF_TOKEN": _FACE,
+    "HUGGING_FACE_HUB_TOKEN": _FACE,
 }
 MIN_KEY_CHARACTERS = 8  # a shorter key would match other texts by chance
 
@@ -53,7 +55,7 @@ def _known() -> dict[str, str]:
     """The keys in this machine's environment, netrc file and Hugging Face's file, each with its variable; they are
     stored nowhere else.
     """
-    wandb, face = VARIABLES
+    wandb, face, _ = VARIABLES
     found = {os.environ.get(variable, ""): variable for variable in VARIABLES}
     hosts = ["api.wandb.ai", urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname]
     with suppress(OSError, netrc.NetrcParseError, RuntimeError):  # no file, a file that netrc cannot parse, no home

@@ -654,6 +654,7 @@ def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.Mon
     ("place", "value"),
     [
         ("HF_TOKEN", KEY),
+        ("HUGGING_FACE_HUB_TOKEN", KEY),
         ("HF_TOKEN_PATH", "~/huggingface/token"),
         ("HF_HOME", "~/huggingface"),
         ("XDG_CACHE_HOME", "~"),
@@ -662,7 +663,7 @@ def test_keys_are_found_where_they_stand(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_token_of_hugging_face_is_found_too(
     place: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME"):
+    for variable in (*secrets.VARIABLES, "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "huggingface").mkdir()
