@@ -37,7 +37,7 @@ def keep_from_children() -> None:
 def give_to_children() -> None:
     """The end of `keep_from_children`: the processes that this thread starts from now on get Ctrl-C.
 
-    Hydra calls no callback where a sweep fails. `fedlab` calls this then, and a program that runs Hydra itself must call it.
+    Hydra calls no callback where a sweep fails: `fedlab` calls this then, as a program that runs Hydra must.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
