@@ -35,13 +35,13 @@ def test_without_a_seed_draws_go_on_within() -> None:
 
 
 @kept_globals()
-def test_each_round_of_a_seed_has_its_own_numbers() -> None:
-    rounds = []
-    for seed, round in ((0, 0), (0, 1), (1, 0), (0, 0)):
-        seed_globals(CPU, seed, round)
-        rounds.append(drawn())
-    assert rounds[0] == rounds[3]
-    assert all(len({numbers[i] for numbers in rounds}) == 3 for i in range(3))
+def test_each_round_of_a_seed_and_each_part_of_it_has_its_own_numbers() -> None:
+    found = []
+    for key in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 0, 0)):
+        seed_globals(CPU, *key)
+        found.append(drawn())
+    assert found[0] == found[4]
+    assert all(len({numbers[i] for numbers in found}) == 4 for i in range(3))
 
 
 @kept_globals()

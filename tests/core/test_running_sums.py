@@ -4,10 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedlab_runner.algorithms.shared.averaging import Params
+from fedlab_runner.core.cohort import Cohort
+from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.parts import PartClients, PartsJob, Told
 from fedlab_runner.core.round_metrics import RoundMetrics
 from fedlab_runner.core.running_sums import RunningSums, sums_of
@@ -56,7 +59,7 @@ def test_who_takes_sums() -> None:
     assert algorithm("fedwalk", base="fedprox").takes_sums() and not algorithm("fedwalk", base="scaffold").takes_sums()
 
 
-@pytest.mark.parametrize(("name", "sum_every"), in_turns(SUMMED, [1, 3, 100]))
+@pytest.mark.parametrize(("name", "sum_every"), in_turns(SUMMED, [1, 3, 4, 100]))
 def test_a_cohort_in_parts_is_the_whole_cohort(name: str, sum_every: int) -> None:
     """Late clients, batch norm and parts at home included; and all metrics."""
     whole, parts = trained(name, None), trained(name, sum_every)
@@ -110,14 +113,16 @@ def test_nobody_in_time() -> None:
     assert len(found) == 0 and torch.equal(found.mean(rows), torch.zeros(3)) and len(found.ages) == 0
 
 
-def test_a_sum_of_means() -> None:
-    rows, sizes, sums = torch.randn(5, 3, dtype=torch.float64), torch.tensor([4, 1, 7, 2, 2]), RunningSums()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_a_sum_of_means(dtype: torch.dtype) -> None:
+    """Of what is sent in fewer bits, or as whole numbers, in full."""
+    rows, sizes, sums = (100 * torch.randn(5, 3)).to(dtype), torch.tensor([4, 1, 7, 2, 2]), RunningSums()
     for part in (slice(0, 2), slice(2, 5)):
         sums.add(*sums_of([rows[part]], sizes[part]))
     (means,), num_examples, clients = sums.means()
     found = Updates(Params(means), clients * 0 - 1, num_examples, clients * 0, clients=clients)
-    torch.testing.assert_close(found.sum(means), rows.sum(0))
-    torch.testing.assert_close(found.mean(means), (sizes.double() / 16) @ rows)
+    torch.testing.assert_close(found.sum(means).double(), rows.double().sum(0), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found.mean(means).double(), sizes.double() / 16 @ rows.double(), rtol=1e-4, atol=1e-3)
     assert len(found) == 5 and int(found.num_examples.sum()) == 16 and found.ages.tolist() == [0] * 5
 
 
@@ -148,6 +153,21 @@ def test_parts_elsewhere_are_those_here_to_the_bit(name: str) -> None:
     here, there = trained(name, 3, **none), trained(name, 3, **none, executor=FarLoop(compile=False))
     assert all(torch.equal(a, b) for a, b in zip(tensors(here[0]), tensors(there[0]), strict=True))
     assert here[1] == there[1]
+
+
+@kept_globals()
+def test_each_part_elsewhere_draws_numbers_of_its_own() -> None:
+    """The same ones in any process and at any time."""
+    fed, drawn = federation(), list[float]()
+
+    def update(cohort: Cohort) -> Params:
+        drawn.append(float(torch.rand(())))
+        return Params(torch.zeros(len(cohort), 2))
+
+    job = PartsJob(update, (), fed.family, fed.client_data, fed.local, 0.1, 0, 0, False)
+    for ids in ([0, 1], [2], [0, 1]):
+        job.carry_out(Loop(compile=False), RoundMetrics(), PartClients(np.array(ids), np.zeros(len(ids), np.int64)))
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 def test_parts_that_need_this_process_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:

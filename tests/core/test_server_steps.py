@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlab_runner.checkpoints.state_packing import pack, unpack
 from fedlab_runner.config.build import build
 from fedlab_runner.core.federation import Federation
+from fedlab_runner.core.server_steps import ServerSteps
 from fedlab_runner.experiment.loop import Simulation, Snapshot
 from fedlab_runner.experiment.resource_estimate import expected_bytes
 from fedlab_runner.lr_schedules.constant import ConstantLR
@@ -154,6 +155,24 @@ def test_operations_are_counted_once_for_each_step() -> None:
         float(run(algorithm("fedavg"), each, 1) and each.collect()["cost/server_gflops"]) for each in (fed, plain)
     ]
     assert gflops[0] - gflops[1] == pytest.approx(12 * fed.family.num_params / 1e9)
+
+
+def test_steps_are_counted_from_the_first_one_on_also_after_a_resume() -> None:
+    """As torch's Adam, whose bias correction counts them; statistics that move alone are no step."""
+    x, lr, p = torch.tensor([1.0, -2.0, 3.0, 5.0]), 0.1, 3
+    theirs = torch.nn.Parameter(x[:p].clone())
+    adam = torch.optim.Adam([theirs], lr=lr, betas=(0.8, 0.9), eps=0.01)
+    rule = server_optimizer("adam", lr=lr, beta1=0.8, beta2=0.9, tau=0.01, initial=0.0, bias_correction="adam")
+    steps = ServerSteps(rule, p, x.dtype)
+    for round in range(4):
+        theirs.grad = -torch.tensor([0.3, -0.1, 2.0 - round])
+        adam.step()
+        x = steps.take(x, torch.cat([x[:p] - theirs.grad, x[p:] + 1]))
+        torch.testing.assert_close(x[:p], theirs.detach(), rtol=0, atol=1e-6)
+        moved = x + torch.tensor([0.0, 0.0, 0.0, 1.0])
+        assert steps.take(x, moved) is moved
+        saved, steps = steps.state_dict(), ServerSteps(rule, p, x.dtype)
+        steps.load_state_dict(saved)
 
 
 def test_an_algorithm_with_several_steps_in_a_round_has_the_optimiser_at_each() -> None:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.config.build import build, conf_dir
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.lr_schedules.base import idle
@@ -100,14 +101,17 @@ def test_every_choice_but_constant_changes_the_rate_in_a_run_of_the_default_leng
         (["lr_schedule=constant"], False, False, [1, 1, 1]),
     ],
 )
-def test_a_schedule_that_leaves_the_rate_as_it_is_is_said(overrides, at_first, of_three, factors, tmp_path, caplog):
-    """And each round has its rate, also after a resume."""
+def test_a_schedule_that_leaves_the_rate_as_it_is_is_said(
+    overrides, at_first, of_three, factors, tmp_path, caplog, monkeypatch
+):
+    """And each round has its rate, also in an analysis and after a resume."""
+    monkeypatch.setattr(NoAnalysis, "observe", lambda self, memory, *how: (memory, {"analysis/lr": how[-1].lr}))
     for rounds, warned in ((2, at_first), (3, of_three)):  # the second run continues the first one
         caplog.clear()
         run_in(tmp_path, composed(f"rounds={rounds}", *overrides))
         said = f"lr_schedule has no effect in {rounds} rounds: in each of them the rate is local.lr;"
         assert (said in caplog.text) == warned
-    rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    rates = [row["local/lr"] for row in rows if "local/lr" in row]
-    assert rates == pytest.approx([each * composed().local.lr for each in factors])
+    _, *rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    for key in ("local/lr", "analysis/lr"):
+        assert [row[key] for row in rows] == pytest.approx([each * composed().local.lr for each in factors])
     assert not idle(CosineLR(1, 0.0), 1), "one round has no schedule"
