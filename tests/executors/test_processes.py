@@ -104,13 +104,17 @@ def test_no_fork_is_left_to_compile(
 def rounds(executor: Executor, cohorts: Sequence[Sequence[int]], **how: Any) -> list[Tensor]:
     """The models of cohorts in rounds of their own, each trained from the mean of those before."""
     fed = federation(executor=executor, **how)
-    w, found = fed.family.init(0), []
+    w, found, losses = fed.family.init(0), [], list[tuple[Tensor, Tensor]]()
     for round, ids in enumerate(cohorts):
         fed.begin(round, 1.0 / (1 + round))
-        y = asked(fed, ids).train(w)
+        cohort = asked(fed, ids)
+        y = cohort.train(w)
+        assert cohort.last_loss is not None
         w = y.mean(0)
         found.append(y.clone())
+        losses.append((cohort.last_loss, cohort.last_loss.clone()))
         del y  # the memory of a cohort's models is used again
+    assert all(torch.equal(kept, then) for kept, then in losses), "later rounds have written over losses"
     return found
 
 

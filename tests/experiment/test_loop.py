@@ -225,21 +225,27 @@ def test_a_signal_whose_exception_is_lost_stops_the_run_after_its_round(
     assert len(rows(tmp_path)) == 10, "a signal of before does not stop the next run"
 
 
-def test_a_signal_that_comes_with_a_row_leaves_the_checkpoint_of_that_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [False, True])
+def test_what_comes_with_a_row_leaves_the_checkpoint_of_a_whole_round(
+    error: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = ("algorithm=fedavg", "rounds=9", EVERY, "executor=loop")
+    """A signal waits for the end of the round; an error, as of a full disk, loses the round and not the run."""
+    overrides = ("algorithm=fedavg", "rounds=6", EVERY, "executor=loop")
     log = Recorder.log
 
-    def signalled(self: Recorder, round: int, *more: Any) -> None:
+    def ending(self: Recorder, round: int, *more: Any) -> None:
         log(self, round, *more)
+        if round == 4 and error:
+            raise OSError
         if round == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch, signals.raised(), pytest.raises(Interrupted):
-        patch.setattr(Recorder, "log", signalled)
+    with monkeypatch.context() as patch, signals.raised(), pytest.raises(OSError if error else Interrupted):
+        patch.setattr(Recorder, "log", ending)
         run_in(tmp_path, composed(*overrides))
-    assert final(tmp_path, *overrides)[0] == 4 == len(rows(tmp_path)) - 1
+    assert final(tmp_path, *overrides)[0] == 4 - error and len(rows(tmp_path)) == 5
+    run_in(tmp_path, composed(*overrides))
+    assert [row["round"] for row in rows(tmp_path)] == list(range(7))
 
 
 class Dying:
@@ -286,16 +292,34 @@ def test_a_signal_that_comes_while_a_lost_one_is_looked_at_is_not_lost(monkeypat
     assert late
 
 
-def test_rounds_since_the_last_checkpoint_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill leaves metrics beyond the checkpoint and half a line: they are cut off and come back the same."""
-    run_in(tmp_path / "whole", composed("rounds=8", EVERY))
-    folder = tmp_path / "killed"
-    run_in(folder, composed("rounds=5", EVERY))
-    (folder / "summary.json").unlink()
-    later = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(later[:7]) + later[7][:20])
-    run_in(folder, composed("rounds=8", EVERY))
-    assert_same_run(tmp_path / "whole", folder)
+def test_rounds_since_the_last_checkpoint_are_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kill leaves metrics, half a line and clients' rows beyond the checkpoint: they are cut off and come back the
+    same, and no row of the checkpoint was written over.
+    """
+    how = ("algorithm=ditto", "algorithm.store_on=disk", "server_data=none", "participation.cohort_size=12")
+    how += ("delay=none", EVERY, "checkpoint.rounds=2", "checkpoint.seconds=null")
+    run_in(tmp_path / "whole", composed("rounds=8", *how))
+    folder, save = tmp_path / "killed", CheckpointStore.save
+    run_in(folder, composed("rounds=2", *how))
+
+    for last, count in ((2, 5), (6, 9)):  # the last checkpoint that is written, and the rows that are there
+
+        def killed(self: CheckpointStore, round: int, *what: Any, last: int = last) -> Path:
+            if round > last:
+                raise OSError
+            return save(self, round, *what)
+
+        with monkeypatch.context() as patch, pytest.raises(OSError):
+            patch.setattr(CheckpointStore, "save", killed)
+            run_in(folder, composed("rounds=8", *how))
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:20])
+        assert len(lines) == count
+    run_in(folder, composed("rounds=8", *how))
+    assert "damaged" not in caplog.text
+    assert_same_run(tmp_path / "whole", folder, *how)
 
 
 def test_more_rounds_continue_a_finished_run(tmp_path: Path) -> None:
@@ -306,15 +330,17 @@ def test_more_rounds_continue_a_finished_run(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_only_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = run_in(tmp_path, composed("rounds=6", EVERY))
+    how = ("rounds=6", EVERY, "evaluation.target=0.2")
+    first = run_in(tmp_path, composed(*how))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
     with caplog.at_level(logging.INFO):
-        again = run_in(tmp_path, composed("rounds=6", EVERY))
+        again = run_in(tmp_path, composed(*how))
     assert again == first and "finished already" in caplog.text
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
 
 
 def test_a_finished_run_with_a_number_that_is_not_finite_is_read_too(tmp_path: Path) -> None:
+    """And its summary, which does not fit the rows, is written again."""
     first = run_in(tmp_path, composed("rounds=2", EVERY))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | {"test/loss": None, "test/accuracy": None})
@@ -323,14 +349,20 @@ def test_a_finished_run_with_a_number_that_is_not_finite_is_read_too(tmp_path: P
     digest = hashlib.sha256((tmp_path / "metrics.jsonl").read_bytes()).hexdigest()
     write_summary(tmp_path, with_digest(summary, digest))
     assert run_in(tmp_path, composed("rounds=2", EVERY)) == first
+    assert summary["mean_of_last"] is not None
+    assert json.loads((tmp_path / "summary.json").read_text())["mean_of_last"] is None
 
 
 def test_fewer_rounds_of_a_finished_run_give_what_they_gave(tmp_path: Path) -> None:
-    run_in(tmp_path / "long", composed("rounds=6", EVERY))
-    run_in(tmp_path / "short", composed("rounds=2", EVERY))
-    assert run_in(tmp_path / "long", composed("rounds=2", EVERY)) == run_in(
-        tmp_path / "short", composed("rounds=2", EVERY)
-    )
+    """Also where the last one of them is no multiple of evaluation.every, and without the weights after it."""
+    how = ("algorithm=fedavg", "server_data=none", "delay=none", "evaluation.every=2")
+    how += ("evaluation.summary=mean_of_last", "evaluation.last=9")
+    first, longer = (run_in(tmp_path, composed(f"rounds={rounds}", *how)) for rounds in (3, 6))
+    assert run_in(tmp_path, composed("rounds=3", *how, "logger.save_model=true")) == first
+    assert run_in(tmp_path, composed("rounds=6", *how)) == longer
+    tested = {row["round"]: row["test/accuracy"] for row in rows(tmp_path) if "test/accuracy" in row}
+    assert first == pytest.approx((tested[2] + tested[3]) / 2)
+    assert longer == pytest.approx((tested[2] + tested[4] + tested[6]) / 3) and tested[3] != longer
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

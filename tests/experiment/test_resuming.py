@@ -1,9 +1,13 @@
 """What a continued run must have in common with its beginning."""
 
 import logging
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from fedlab_runner.experiment.loading import load
 from fedlab_runner.experiment.loop import Simulation
@@ -11,6 +15,7 @@ from fedlab_runner.experiment.resuming import STRANGE, understood
 from fedlab_runner.experiment.run import run_in
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.composed import composed
+from tests.helpers.toy import federation, mlp
 
 SMALL = ("dataset=synthetic", "dataset.num_train=60", "dataset.num_test=10", "num_clients=4", "executor=loop")
 
@@ -62,6 +67,20 @@ def test_an_attempt_without_a_checkpoint_binds_no_policy(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match=r"round_000003\.pt is of another config: nonfinite \(drop there, stop here\)"):
         run_in(folder, composed(*command, "rounds=4"))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_the_frozen_weights_of_each_architecture_are_those_of_the_run() -> None:
+    def frozen(value: float) -> nn.Module:
+        module = mlp()
+        module.register_parameter("frozen", nn.Parameter(torch.tensor([value]), requires_grad=False))
+        return module
+
+    unused: Any = None
+    one, again, other = (
+        Simulation(unused, federation(builds=(mlp, partial(frozen, value))), *[unused] * 4, 1, "").frozen
+        for value in (1.0, 1.0, 2.0)
+    )
+    assert one == again != other
 
 
 @pytest.mark.parametrize("more", ["", "; train.log has more"], ids=["python", "command"])
