@@ -46,7 +46,9 @@ def test_neither_early_nor_with_few_others() -> None:
     rule = Median(warmup=2, min_runs=3)
     assert rule.verdict({1: 0.0}, lambda: OTHERS) is None and rule.verdict({2: 0.0}, lambda: OTHERS)
     assert rule.verdict({2: 0.0}, lambda: OTHERS[:2]) is None
-    assert rule.verdict({2: 0.0}, lambda: [*OTHERS[:2], {2: math.nan}, {1: 0.7}]) is None
+    assert rule.verdict({2: 0.0}, lambda: [*OTHERS[:2], {2: math.nan}, {2: math.inf}, {1: 0.7}]) is None
+    two, both = Median(0, 2), [{1: 0.9, 2: 0.4}, {2: 0.5}]  # between the two, of this round alone
+    assert two.verdict({2: 0.44}, lambda: both) and two.verdict({2: 0.45}, lambda: both) is None
     with pytest.raises(ValueError, match=r"^warmup must be >= 0, got -1$"):
         Median(-1, 1)
     with pytest.raises(ValueError, match=r"^min_runs must be >= 1, got 0$"):
@@ -147,10 +149,11 @@ def test_the_last_round_before_a_run_was_made_longer_does_not_count(
 ) -> None:
     monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7)))
     evaluation, rows = Evaluation(2, 100, False, [], 1, "test/accuracy", "best", 1, 0, None), [(1, 0.9), (2, 0.55)]
-    with pytest.raises(Pruned):
+    with pytest.raises(Pruned) as pruned:
         pruner.Pruner(tmp_path, Median(0, 3), evaluation, 4).look(
             lambda: [{"round": round, "test/accuracy": accuracy} for round, accuracy in rows], 2
         )
+    assert pruned.value.objective == 0.55
 
 
 def test_what_was_given_up_stays_so_under_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

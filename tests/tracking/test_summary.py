@@ -86,6 +86,14 @@ def test_a_nan_spoils_the_mean_but_not_the_best() -> None:
     result = summary(curve({10: 0.2, 20: math.nan, 30: 0.1, 40: 0.3, 50: math.nan}), last=4)
     assert (result["best_of_last"], result["best"], result["best_round"]) == (0.3, 0.3, 40)
     assert all(math.isnan(result[key]) for key in ("mean_of_last", "std_of_last", "last"))
+    assert summary(curve({10: math.nan, 20: 0.2, 30: 0.4}), last=2)["mean_of_last"] == pytest.approx(0.3)
+    assert summary(curve({10: math.nan}))["at_best"] == {}
+
+
+@pytest.mark.parametrize(("middle", "warned"), [(0.5, True), (0.6, False)])
+def test_a_model_that_moved_and_came_back_has_changed(middle: float, warned: bool) -> None:
+    rows = [{"round": round, METRIC: value} for round, value in enumerate([0.5, middle, 0.5])]
+    assert ("warnings" in summary(rows, every=1, rounds=2)) == warned
 
 
 def test_of_equals_the_first_is_best() -> None:
