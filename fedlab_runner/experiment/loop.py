@@ -89,9 +89,7 @@ class Simulation:
         self.fed.client_state.retain(store.rounds())
         began = time.monotonic() - wall
         first, saved_round, saved_at, saving = now.round, now.round, time.monotonic(), 0.0
-        # Whether a checkpoint holds the present state. A run has nothing to save before its first evaluation.
-        written = True
-        begun = saved is not None  # whether there is a checkpoint, or a state to save
+        begun = saved is not None  # whether there is a state to save: none before the first evaluation
         a_round = FirstRounds(self.algorithm, initial.state)
         no_memory = initial.analysis  # of the analysis, before the first round
         del initial  # which may be large
@@ -100,8 +98,8 @@ class Simulation:
         on_start()
 
         def save() -> None:
-            nonlocal written, saved_round, saved_at, saving
-            if now.round > saved_round or not written or (begun and now.round not in store.rounds()):
+            nonlocal saved_round, saved_at, saving
+            if begun and (now.round > saved_round or now.round not in store.rounds()):
                 attempt.at("checkpoint", now.round)
                 began_saving = time.monotonic()
                 recorder.sync()  # the rows of a checkpoint's rounds must be on disk before it
@@ -117,13 +115,13 @@ class Simulation:
                 payload["code"] = code
                 store.save(now.round, fingerprint, payload)
                 rows.retain(store.rounds())
-                written, saved_round, saved_at = True, now.round, time.monotonic()
+                saved_round, saved_at = now.round, time.monotonic()
                 saving = saved_at - began_saving
 
         try:
             if not saved:
                 recorder.log(0, tested, {"time/wall": time.monotonic() - began})
-                written, begun = False, True
+                begun = True
                 if (reason := foreseen(self.algorithm, self.fed, self.rounds)) is not None:
                     _log.warning("the server's model will not change: %s", reason)
             if idle(self.lr_schedule, self.rounds):
