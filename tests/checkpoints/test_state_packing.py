@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlab_runner.checkpoints.state_packing import classes, differs, pack, unpack
+from fedlab_runner.checkpoints.state_packing import classes, differs, fits, layout, pack, unpack
 from fedlab_runner.utils.errors import UserError
 
 
@@ -72,3 +72,14 @@ def test_what_no_checkpoint_can_hold_is_named(value: Any, kind: str) -> None:
 def test_classes_that_no_annotation_names_are_seen() -> None:
     state = FIRST._replace(anything=[Entry(0.5, 1)])
     assert classes(unpack(pack(state), like=FIRST)) != classes(state)
+
+
+def test_a_state_whose_fields_had_other_names_does_not_fit() -> None:
+    class Before(NamedTuple):
+        weights: torch.Tensor
+
+    class Now(NamedTuple):
+        params: torch.Tensor
+
+    before, now = Before(torch.zeros(2)), Now(torch.zeros(2))
+    assert fits(pack(now), layout(now), like=now) and not fits(pack(before), layout(before), like=now)
