@@ -169,8 +169,10 @@ def tuned(fed: Federation, state: Any, round: int = 2, **changes: Any) -> torch.
 
 
 def test_tuning_is_local_training_from_the_servers_model() -> None:
-    """One epoch in one minibatch is a step along the client's mean gradient; batches do not matter then."""
-    fed = toy(training=local(batch_size=100))
+    """One epoch in one minibatch is a step along the client's mean gradient; batches do not matter then, nor how many
+    steps a round has.
+    """
+    fed = toy(training=local(batch_size=100, epochs=None, steps=7))
     state = run(algorithm("fedavg"), fed, 1)
     fed.begin(1, 0.01)  # the schedule does not count
     found = tuned(fed, state)
