@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from fedlab_runner.utils import untrusted
 
+# What a user does with a token instead.
 _FACE = "a Hugging Face token, which would be written into the run's files: use `hf auth login`, or export it"
 # The environment variables of keys, and what a user does with a key instead.
 VARIABLES = {
