@@ -54,9 +54,9 @@ class Executor(Protocol):
         """How many processes may share work other than local training, such as mutual learning; 1: only this one."""
         ...
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
-        """Whether the server's steps of this `kind`, of so many floating-point operations a round from this round on,
-        are compiled. The answer for a kind stays for the whole run.
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
+        """Whether the server's steps of this `kind` are compiled: so many steps a round, from this round on, of so many
+        floating-point operations together. The answer for a kind stays for the whole run.
         """
         ...
 

@@ -33,7 +33,7 @@ class SingleProcessExecutor:
     def num_processes(self) -> int:
         return 1
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
         return False
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -49,7 +49,7 @@ class ChunkedExecutor(SingleProcessExecutor, ABC):
     def parallel(self, clients: int) -> Parallel:
         """See `Executor`."""
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
         return self.compile
 
     @abstractmethod

@@ -85,8 +85,8 @@ class Auto:
     def num_processes(self) -> int:
         return self.workers or usable_cores()
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
-        return _Choosing(self, None, round + 1).compiles(family, kind, operations, round)
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
+        return _Choosing(self, None, round + 1).compiles(family, kind, steps, operations, round)
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return SHARED.empty(rows, columns, dtype, device)  # the choice may be processes
@@ -129,11 +129,11 @@ class _Choosing(SingleProcessExecutor):
     def num_processes(self) -> int:
         return self._processes
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
         if kind not in self._server:
             fits = self._settings.compile and has_compiler() and family.device.type == "cpu"
             rounds = max(1, self._rounds - round)
-            pays = fits and rule.compiling_pays(family, operations, rounds, torch.get_num_threads())
+            pays = fits and rule.compiling_pays(family, steps, operations, rounds, torch.get_num_threads())
             self._server[kind] = COMPILED if pays else PLAIN
             if self._folder is not None:
                 note(self._folder, **{SERVER: self._server})

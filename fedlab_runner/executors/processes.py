@@ -82,8 +82,8 @@ class Processes(SingleProcessExecutor):
     def num_processes(self) -> int:
         return 1 if self.workers == GPUS else self.workers or usable_cores()
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
-        return self.inner.compiles(family, kind, operations, round)
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
+        return self.inner.compiles(family, kind, steps, operations, round)
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return SHARED.empty(rows, columns, dtype, device)

@@ -69,8 +69,8 @@ class Ray:
     def num_processes(self) -> int:
         return usable_cores()
 
-    def compiles(self, family: ModelFamily, kind: str, operations: float, round: int) -> bool:
-        return self.inner.compiles(family, kind, operations, round)
+    def compiles(self, family: ModelFamily, kind: str, steps: int, operations: float, round: int) -> bool:
+        return self.inner.compiles(family, kind, steps, operations, round)
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.inner.empty(rows, columns, dtype, device)

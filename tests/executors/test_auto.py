@@ -122,20 +122,21 @@ def test_steps_are_compiled_where_what_is_left_pays_for_it() -> None:
 
 @pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
 def test_the_servers_steps_are_compiled_where_what_is_left_pays_for_it(tmp_path: Path) -> None:
-    family, few, many = federation().family, 1e6, 1e11
+    family, few, many = federation().family, (1, 1e6), (1, 1e11)  # steps a round, and their operations
     auto = Auto(seconds=30.0, workers=2, compile=True)
     run = auto.bind_run(tmp_path / "run", 1000)
-    assert run.compiles(family, "64 x 5", many, 0) and not run.compiles(family, "8 x 5", few, 0)
-    assert not run.compiles(family, "32 x 5", many, 999), "for a single round"
+    assert run.compiles(family, "64 x 5", *many, 0) and not run.compiles(family, "8 x 5", *few, 0)
+    assert run.compiles(family, "16 x 5", 1000, 1e6, 0), "small ones, of which a round has many"
+    assert not run.compiles(family, "32 x 5", *many, 999), "for a single round"
     copy = tmp_path / "copy"
     copy.mkdir()
     auto.adopt(tmp_path / "run" / _run_notes.NOTES_FILE, copy)
     for folder in (tmp_path / "run", copy):  # what is noted stays, in whatever round a run continues
         again = auto.bind_run(folder, 1000)
-        assert again.compiles(family, "64 x 5", few, 999) and not again.compiles(family, "8 x 5", many, 0)
+        assert again.compiles(family, "64 x 5", *few, 999) and not again.compiles(family, "8 x 5", *many, 0)
     never = Auto(seconds=30.0, workers=2, compile=False)
-    assert not never.bind_run(tmp_path / "other", 1000).compiles(family, "64 x 5", many, 0)
-    assert not auto.compiles(family, "64 x 5", few, 0), "outside of a run"
+    assert not never.bind_run(tmp_path / "other", 1000).compiles(family, "64 x 5", *many, 0)
+    assert not auto.compiles(family, "64 x 5", *few, 0), "outside of a run"
 
 
 def test_short_runs_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -24,8 +24,7 @@ from fedlab_runner.utils.signals import deferred
 _log = logging.getLogger(__name__)
 Gradients = Sequence[Tensor]  # of each parameter that is not replaced
 MIN_PART = 8  # examples of a part
-# Floating-point operations of a minibatch, from which on threads share its parts, and compiling it gains.
-MIN_SHARED_FLOPS = 2e8
+MIN_SHARED_FLOPS = 2e8  # floating-point operations of a minibatch, from which on threads share its parts
 
 
 class Batches(Protocol):
@@ -129,8 +128,8 @@ class ServerGradient:
         if self._compiled is None:
             operations = shape[0] * family.flops(parts[0].inputs).step
             draws = self._training and (family.writes_buffers or family.draws)
-            worth = family.device.type == "cpu" and lasts(loss) and not draws and operations >= MIN_SHARED_FLOPS
-            asked = family, " x ".join(map(str, shape)), self._steps * operations, self._fed.round
+            worth = family.device.type == "cpu" and lasts(loss) and not draws
+            asked = family, " x ".join(map(str, shape)), self._steps, self._steps * operations, self._fed.round
             self._compiled = shape, loss, worth and self._steps > 0 and self._fed.executor.compiles(*asked)
         if self._compiled != (shape, loss, True):
             return {}

@@ -44,10 +44,11 @@ def best(work: Work, ways: Sequence[Way], rounds: int, workers: int, threads: in
     return min(((way, count) for way, several in counts.items() for count in several), key=total)
 
 
-def compiling_pays(family: ModelFamily, operations: float, rounds: int, threads: int) -> bool:
+def compiling_pays(family: ModelFamily, steps: int, operations: float, rounds: int, threads: int) -> bool:
     """Whether compiled steps save more than the compiler takes, where threads share `operations` of each round."""
-    seconds = rounds * operations / FLOPS_A_SECOND / _faster(threads, THREADS_POWER)
-    return (1 - _compiled_share(family)) * seconds > _compiling_seconds(family)
+    seconds = operations / FLOPS_A_SECOND / _faster(threads, THREADS_POWER)
+    saved = (1 - _compiled_share(family)) * seconds + steps * (ALONE - ALONE_COMPILED)
+    return rounds * saved > _compiling_seconds(family)
 
 
 def _compiled_share(family: ModelFamily) -> float:
