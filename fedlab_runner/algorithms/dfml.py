@@ -140,7 +140,7 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         learnt = self._aggregate(fed, meeting, trained, alpha)
         new = [(t.group, rows) for t, rows in zip(trained, learnt, strict=True)]
         peaks, alphas = state.peaks, state.alphas.clone()
-        everyone = self._is_peak(alpha, period, fed.population, len(meeting.senders))
+        everyone = self._is_peak(fed.round - start, period, fed.population, len(meeting.senders))
         for group, rows in new:
             ids = torch.from_numpy(group.ids).to(alphas.device)
             renewed = alphas[ids] <= alpha if not everyone else torch.ones_like(ids, dtype=torch.bool)
@@ -211,13 +211,17 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
             "both": (alpha, alpha),
         }[self.scheduled]
 
-    def _is_peak(self, alpha: float, period: int, num_clients: int, senders: int) -> bool:
-        """Whether all participants renew their peak models, even participants that have met a larger alpha."""
+    def _is_peak(self, position: int, period: int, num_clients: int, senders: int) -> bool:
+        """Whether all participants renew their peak models, even participants that have met a larger alpha.
+
+        `position` counts the rounds of the period from 0. The cycle rises to its last round, or to its middle.
+        """
         if self.schedule not in ("half", "full"):
             return True
         wanted = self.peak_updates or max(1, round(0.5 * num_clients / max(senders, 1)))
-        largest = sorted((self.alpha(position, 0, period) for position in range(period)), reverse=True)
-        return alpha >= largest[min(wanted, period) - 1]
+        if self.schedule == "half":
+            return position >= period - wanted
+        return abs(2 * position - period) <= wanted  # two rounds at the same distance have the same alpha
 
     def operations(self, fed: Federation, local: float) -> float:
         return super().operations(fed, local) + epoch_operations(fed, self.epochs, fed.cohort_size + 1)

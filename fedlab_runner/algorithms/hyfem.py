@@ -23,12 +23,13 @@ from fedlab_runner.core.own_models import OwnModels, updated
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
 from fedlab_runner.utils.errors import UserError
-from fedlab_runner.utils.validate import above, at_least, one_of, unused
+from fedlab_runner.utils.validate import above, at_least, one_of, unused, within
 
 _log = logging.getLogger("fedlab_runner")
 # Values of the fields `cost` and `first_classifiers`.
 COSTS = ("pfnm", "l2")
 UNIT = 1.0  # sigma, sigma0 and gamma of PFNM, where the fields are null
+DEVIATIONS = "[1e-6, 1e6]"  # of sigma and sigma0: float32 holds the gains, which have their fourth powers
 FIRST_CLASSIFIERS = ("same", "own")
 SUMS = 8  # models that the server holds while it adds up those of clients
 
@@ -89,7 +90,8 @@ class HyFEM(Algorithm[HyFEMState]):
 
     def __post_init__(self) -> None:
         at_least(0, mu1=self.mu1, mu2=self.mu2, nu=self.nu, sweeps=self.sweeps)
-        above(0, sigma=self.sigma, sigma0=self.sigma0, gamma=self.gamma)
+        within(DEVIATIONS, sigma=self.sigma, sigma0=self.sigma0)
+        above(0, gamma=self.gamma)
         one_of(COSTS, cost=self.cost)
         idle = {"nu": self.nu} if self.cost == "pfnm" else {k: getattr(self, k) for k in ("sigma", "sigma0", "gamma")}
         unused(f"cost={self.cost}", **idle)

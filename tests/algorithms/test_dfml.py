@@ -350,12 +350,28 @@ def test_peaks_follow_up_to_the_first_maximum_and_then_only_at_each() -> None:
 
 def test_few_senders_renew_peaks_more_often() -> None:
     """A.4.6: with a tenth of the clients sending, in the rounds with the five largest alphas."""
-    built = dfml()
-    largest = [built.alpha(s, 0, 10) for s in range(10)]
-    assert [built._is_peak(a, 10, 50, 5) for a in largest] == [False] * 5 + [True] * 5
-    assert [built._is_peak(a, 10, 50, 14) for a in largest] == [False] * 8 + [True] * 2
-    assert [built._is_peak(a, 10, 50, 25) for a in largest] == [False] * 9 + [True]
-    assert [dfml(peak_updates=2)._is_peak(a, 10, 50, 5) for a in largest] == [False] * 8 + [True] * 2
+    built, rounds = dfml(), range(10)
+    assert [built._is_peak(p, 10, 50, 5) for p in rounds] == [False] * 5 + [True] * 5
+    assert [built._is_peak(p, 10, 50, 14) for p in rounds] == [False] * 8 + [True] * 2
+    assert [built._is_peak(p, 10, 50, 25) for p in rounds] == [False] * 9 + [True]
+    assert [dfml(peak_updates=2)._is_peak(p, 10, 50, 5) for p in rounds] == [False] * 8 + [True] * 2
+
+
+@pytest.mark.parametrize("schedule", ["half", "full"])
+@pytest.mark.parametrize("period", [1, 2, 5, 10])
+def test_peak_rounds_are_those_with_the_largest_alphas(schedule: str, period: int) -> None:
+    for wanted in range(1, period + 2):
+        built = dfml(schedule=schedule, peak_updates=wanted)
+        alphas = [round(built.alpha(position, 0, period), 9) for position in range(period)]
+        least = sorted(alphas, reverse=True)[min(wanted, period) - 1]
+        renewed = [built._is_peak(position, period, 50, 5) for position in range(period)]
+        assert renewed == [alpha >= least for alpha in alphas]
+
+
+def test_a_round_of_an_endless_period_takes_no_longer() -> None:
+    built = dfml(period=2**47, epochs=1)
+    state = run(built, federation([6] * 4, cohort=2, training=local(epochs=1)), 2)
+    assert state.period == 2**47 and float(state.alphas.max()) < 1e-6
 
 
 def test_who_missed_the_maximum_follows_earlier() -> None:
