@@ -13,7 +13,7 @@ from fedlab_runner.report import beside, grouping, metric_sections, published, s
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.folders import NoRun
-from fedlab_runner.report.formatting import judged, unit, value
+from fedlab_runner.report.formatting import judged, not_counted, several, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.headline import block_title, failures, headline
 from fedlab_runner.report.matrix_charts import matrix_charts
@@ -32,7 +32,6 @@ SHARED_KEYS = (
     *("local", "local.lr", "local.epochs", "local.batch_size"),
 )
 
-MAX_JOBS_NAMED = 12  # jobs in one state without a run, in the overview
 # What the overview says of the jobs without a run, by their state.
 NO_RUN = {
     states.FAILED: "that failed and have no run's folder",
@@ -60,7 +59,8 @@ def select(runs: Iterable[Run], experiment: str | None) -> list[SeedGroup]:
     if not mine:
         names = sorted({name for each in groups for run in each.runs for name in run.experiments or ["none"]})
         raise UserError(f"no run belongs to experiment={experiment}: the runs there have {', '.join(names)}")
-    return group(run for each in mine for run in each.runs)  # named again, because fewer keys distinguish these runs
+    # They are named again, because fewer keys distinguish them.
+    return group(run for each in mine for run in (*each.runs, *each.left_out))
 
 
 def _is_read(paper: published.Paper, group: SeedGroup) -> bool:
@@ -105,6 +105,7 @@ def report(
         experiment or name or "Report",
         f"{count_of(len(runs) + len(others), 'run')}: {done} finished"
         + (f", {missing}" if missing else "")
+        + (f"; {left_out} left out" if (left_out := sum(len(each.left_out) for each in groups)) else "")
         + (f"; {count_of(len(unreadable), 'folder')} that cannot be read" if unreadable else ""),
         [*_date(runs), *headline(blocks, runs, others)],
         _with_file_names([section for section in sections if section is not None]),
@@ -164,11 +165,11 @@ def _overview(groups: Sequence[SeedGroup], runs: Sequence[Run], others: Sequence
         notes.append(f"Algorithms differ in {key}: {told}.")
     rules = dict.fromkeys(judged(run) for run in runs)
     notes.append(f"A run's number is the {'; or the '.join(rules)}. Seeds that are not finished do not count.")
+    if left_out := [words for each in groups for words in not_counted(each)]:
+        notes.append(f"Left out, because another run has the same setting and seed: {several(left_out)}.")
     for state, why in NO_RUN.items():
         if jobs := [job.words for job in others if job.state == state]:
-            more = f"; and {len(jobs) - MAX_JOBS_NAMED} more" if len(jobs) > MAX_JOBS_NAMED else ""
-            named = "; ".join(jobs[:MAX_JOBS_NAMED]) + more
-            notes.append(f"The sweep has {count_of(len(jobs), 'job')} {why}: {named}.")
+            notes.append(f"The sweep has {count_of(len(jobs), 'job')} {why}: {several(jobs)}.")
     return Section("Overview", notes)
 
 

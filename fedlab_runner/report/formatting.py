@@ -18,6 +18,7 @@ NONE, MINUS, PLUS_MINUS = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 MAX_DECIMALS = 4  # of a shown number
 NOISE = 1e-12  # below which a difference of two means may be one of rounding alone
 MAX_TIED = 3  # equally good methods that a sentence names
+MAX_NAMED = 12  # runs or jobs that a list names
 PREFIXES = {  # units of costs: each is a thousand times the one before
     "MB": ("kB", "MB", "GB", "TB", "PB"),
     "GFLOPs": ("kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs"),
@@ -166,6 +167,12 @@ def remarks(groups: Sequence[SeedGroup]) -> tuple[str, ...]:
     return tuple(lines[:3] + ([f"and {len(lines) - 3} more"] if len(lines) > 3 else []))
 
 
+def not_counted(group: SeedGroup) -> list[str]:
+    """The runs left out of a setting, each with the run of its seed that counts."""
+    counting = {run.seed: run.name for run in group.runs}
+    return [f"{run.name} ({counting[run.seed]} counts)" for run in group.left_out]
+
+
 def not_finite(groups: Iterable[SeedGroup]) -> int:
     """The number of finished seeds whose objective is not finite, without those of 0 rounds, which have none."""
     return sum(not math.isfinite(value) for each in groups if each.runs[0].rounds for value in each.finished.values())
@@ -185,6 +192,12 @@ def with_unit(number: float, metric: str, digits: int | None = None) -> str:
 def together(names: Sequence[str]) -> str:
     """Some names, of which only the first are told if there are many."""
     return listed([*names[:MAX_TIED], *([f"{len(names) - MAX_TIED} more"] if len(names) > MAX_TIED else [])])
+
+
+def several(words: Sequence[str]) -> str:
+    """The first of some runs or jobs, and how many more there are."""
+    more = [f"and {len(words) - MAX_NAMED} more"] if len(words) > MAX_NAMED else []
+    return "; ".join([*words[:MAX_NAMED], *more])
 
 
 def listed(words: Sequence[str]) -> str:

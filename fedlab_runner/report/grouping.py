@@ -35,6 +35,7 @@ class SeedGroup:
     runs: Sequence[Run]
     name: str  # as in papers, e.g. `Feddle-ID local.epochs=5`
     style: Method
+    left_out: Sequence[Run] = ()  # runs with rows whose seed is that of a run above, which counts in their place
 
     @property
     def finished(self) -> dict[Any, float]:
@@ -63,7 +64,10 @@ def group(runs: Iterable[Run]) -> list[SeedGroup]:
         own = [key for key in keys if key != "algorithm" and not is_condition(key)]
         style = method_style(one.get("algorithm", "none"), one)
         name = " ".join(filter(None, [style.name, label(one, (key for key in own if key not in style.told))]))
-        groups.append(SeedGroup(one, condition, label(one, ["algorithm", *own]), _one_a_seed(members), name, style))
+        counting = _one_a_seed(members)
+        left_out = [run for run in members if run.rows and not any(run is each for each in counting)]
+        method = label(one, ["algorithm", *own])
+        groups.append(SeedGroup(one, condition, method, counting, name, style, left_out))
     taken = Counter((each.condition, each.name) for each in groups)
     names = [f"{each.name} ({each.method})" if taken[each.condition, each.name] > 1 else each.name for each in groups]
     groups = [replace(each, name=name) for each, name in zip(groups, ranking.short(names), strict=True)]

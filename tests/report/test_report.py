@@ -386,6 +386,19 @@ def test_different_runs_in_folders_of_one_name_all_count(tmp_path: Path) -> None
         bundle.write(tmp_path / "b.zip", [tmp_path])
 
 
+def test_a_run_whose_setting_and_seed_another_run_has_is_named(tmp_path: Path) -> None:
+    """Such as one with `device=cuda hydra.run.dir=outputs/gpu`. The longest counts; a run without a round has no number
+    to leave out.
+    """
+    for name, rows in (("cpu", curve(0.1, 0.2)), ("gpu", curve(0.1, 0.2, 0.3, 0.4)), ("new", ())):
+        write_run(tmp_path, "experiment=feddle/table7", *EVERY, rows=rows).rename(tmp_path / name)
+    for experiment in (None, "feddle/table7"):
+        page, subtitle = cli.write([tmp_path], experiment=experiment)
+        assert subtitle == "1 run: 1 finished; 1 left out"
+        why = "Left out, because another run has the same setting and seed: cpu (gpu counts)."
+        assert f"\n{why}\n" in page.with_name("report.md").read_text()
+
+
 def test_a_folder_may_be_given_by_any_of_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = tmp_path / "outputs"
     run = write_run(outputs, "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2))
