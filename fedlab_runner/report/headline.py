@@ -27,15 +27,22 @@ MAX_ERROR_CHARACTERS = 300  # of a shown error
 def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
     """A sentence on the best method of a block, with its interval."""
     where = f"{title}: " if title else ""
-    conditions = by_condition(groups).values()
-    tops = [found for members in conditions if (found := winners(members))]
-    if not tops:
+    conditions = [members for members in by_condition(groups).values() if any(finished([each]) for each in members)]
+    if not conditions:
         done = any(each.finished for each in groups)
         said = (
             "no run is finished" if not done else "no run has a finite result" if not_finite(groups) else NO_EVALUATION
         )
         return f"{where}{said if title else said.capitalize()}."
-    return where + (_of_one_condition(groups, tops[0]) if len(conditions) == 1 else _of_conditions(groups, tops))
+    if len(by_condition(groups)) == 1:
+        return where + _of_one_condition(groups, winners(groups))
+    compared = [members for members in conditions if sum(bool(finished([each])) for each in members) > 1]
+    if not compared:
+        names = dict.fromkeys(each.name for each in groups if finished([each]))
+        said = "no two methods have a result under one condition"
+        said = f"{next(iter(names))} is the only method with a result" if len(names) == 1 else said
+        return f"{where}{said if title else said[0].upper() + said[1:]}."
+    return where + _of_conditions(groups, [winners(members) for members in compared], len(compared) < len(conditions))
 
 
 def _of_one_condition(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) -> str:
@@ -56,14 +63,15 @@ def _of_one_condition(groups: Sequence[SeedGroup], tops: Sequence[SeedGroup]) ->
     return f"{said}."
 
 
-def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGroup]]) -> str:
+def _of_conditions(groups: Sequence[SeedGroup], tops: Sequence[Sequence[SeedGroup]], alone: bool) -> str:
+    """`tops`: the best under each condition with several methods. `alone`: whether others have one method."""
     run = tops[0][0].runs[0]
     metric, digits = run.metric, run.digits
     counts = Counter(each.name for found in tops for each in found)
     most = max(counts.values())
     names = [name for name, count in counts.items() if count == most]
     said = f"{together(names)} {'is' if len(names) == 1 else 'are each'} best in "
-    said += f"{most} of {count_of(len(tops), 'condition')}"
+    said += f"{most} of {count_of(len(tops), 'condition')}" + (" with two methods or more" if alone else "")
     scores, _ = summaries.scores_of(groups)
     if len(scores) >= 2:
         centres = {name: summaries.iqm(samples) for name, samples in scores.items()}

@@ -287,6 +287,20 @@ def test_methods_that_tie_are_all_named() -> None:
     assert formatting.together(list("abcde")) == "a, b, c and 2 more"
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (["a none", "a late"], "FedAvg is the only method with a result."),
+        (["a none", "b late"], "No two methods have a result under one condition."),
+        (["a none", "b none", "a late"], "FedBuff is best in 1 of 1 condition with two methods or more."),
+    ],
+)
+def test_a_method_is_not_the_best_of_a_condition_that_no_other_has(made: list[str], said: str) -> None:
+    tops = {"a": ("fedavg", 0.5), "b": ("fedbuff", 0.6)}
+    runs = [run(tops[method][0], delay, 0, tops[method][1]) for method, delay in map(str.split, made)]
+    assert headline.best_of("", grouping.group(runs)) == said
+
+
 def test_intervals_of_methods_that_tie_have_their_names() -> None:
     """Under one condition, and over several."""
     tops = {"fedavg": (0.4, 0.5, 0.6), "fedbuff": (0.45, 0.5, 0.55)}
