@@ -87,12 +87,13 @@ def report(
     known = papers_of(runs, experiment)
     blocks = grouping.blocks(groups)
     level = 2 if len(blocks) == 1 else 3
+    names_of = {run.name: each.name for each in groups for run in each.runs}  # with the keys that blocks differ in
     sections: list[Section | None] = [_overview(groups, runs, others), *(_published(paper, groups) for paper in known)]
     most = per_line(groups)
     for title, members in blocks:
         found = _block(members, known, wanted, most, level)
         if len(blocks) > 1:
-            names = ", ".join(dict.fromkeys(each.name for each in members))
+            names = ", ".join(dict.fromkeys(names_of[run.name] for each in members for run in each.runs))
             heading = block_title(title, members)
             more = title if title != heading else ""
             sections.append(Section(heading, [f"{count_of(_count(members), 'run')}: {names}.", more]))

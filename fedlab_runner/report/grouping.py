@@ -1,6 +1,7 @@
 """Groups the runs of one setting, which differ in the seed, and names settings by the keys in which they differ."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +122,7 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
         return [("", list(groups))]
     differences = Differences([each.setting for each in groups])
     found, having = [], defaultdict[tuple[str, str], int](int)  # by key and value: a bit for each block that has it
-    ranked = sorted(members, key=lambda block: (not any(each.finished for each in block), groups.index(block[0])))
+    ranked = sorted(members, key=lambda block: (not any(map(_has_result, block)), groups.index(block[0])))
     for number, block in enumerate(ranked):
         for item in block[0].setting.items():
             having[item] |= 1 << number
@@ -159,6 +160,10 @@ def _telling(keys: Sequence[str], one: Setting, left: int, having: Mapping[tuple
         rest.remove(next_key)
         left, found = still, [*found, next_key]
     return [*found, *rest, *lists]
+
+
+def _has_result(group: SeedGroup) -> bool:
+    return any(map(math.isfinite, group.finished.values()))
 
 
 def _related(some: Sequence[SeedGroup], others: Sequence[SeedGroup]) -> bool:

@@ -344,6 +344,20 @@ def test_unrelated_conditions_have_blocks_of_their_own(groups: list[grouping.See
     assert titles.count(("Comparison", 3)) == 2 and ("Runs, commits and commands", 2) in titles
 
 
+def test_the_methods_of_a_block_are_named_by_what_differs_between_blocks() -> None:
+    """Each block has one method, which needs no key there."""
+    runs = [run("fedavg", delay, 0, 0.4, local={"lr": lr}) for delay, lr in (("none", 1), ("late", 2))]
+    sections = build.report(grouping.group(runs), None, []).sections
+    named = {each.title: each.notes[0] for each in sections if each.title.startswith("delay=")}
+    assert named == {"delay=late": "1 run: FedAvg local.lr=2.", "delay=none": "1 run: FedAvg local.lr=1."}
+
+
+def test_a_block_without_a_result_comes_last() -> None:
+    made = [run("fedavg", "late", 0, math.nan), run("fedprox", "none", 0, 0.4, num_clients=50)]
+    found = [members[0].name for _, members in grouping.blocks(grouping.group(made))]
+    assert found == ["FedProx", "FedAvg"]
+
+
 def test_conditions_that_share_half_of_their_methods_and_the_rule_are_one_block() -> None:
     two = [run(name, "none", 0, 0.5) for name in ("fedavg", "fedbuff")]
     late = run("fedavg", "late", 0, 0.4)
