@@ -33,7 +33,7 @@ def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[f
     if whole:
         step = max(1.0, float(math.ceil(step)))
     first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{i * step:.14g}") for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
@@ -52,11 +52,13 @@ def log_tick_labels(values: Iterable[float]) -> list[str]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """The values with the digits that their distance needs; large values with k and M, tiny ones as 1.5e-5."""
-    if not values:
-        return []
-    largest = max(abs(each) for each in values)
-    for size, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if size <= largest < 1e12:
-            return [f"{each / unit:g}{letter}" if each else "0" for each in values]
-    return [short_number(abs(each), 6) if each >= 0 else f"\N{MINUS SIGN}{short_number(-each, 6)}" for each in values]
+    """Different values with the digits that their distance needs; large ones with k and M, tiny ones as 1.5e-5."""
+    largest = max(map(abs, values), default=0.0)
+    scales = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+    unit, letter = next(((unit, letter) for size, unit, letter in scales if size <= largest < 1e12), (1.0, ""))
+    for digits in range(6, 15):
+        words = [short_number(abs(each) / unit, digits) + letter * (each != 0) for each in values]
+        found = [f"\N{MINUS SIGN}{word}" if each < 0 else word for word, each in zip(words, values, strict=True)]
+        if len(set(found)) == len(values):
+            break
+    return found

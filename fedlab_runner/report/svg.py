@@ -51,6 +51,7 @@ def panel(panel: Panel, legend: Sequence[Entry]) -> Element:
     """A panel as an element."""
     root = _root(WIDTH, HEIGHT, f"{panel.title}. {panel.finding}".strip())
     root.set("class", "panel")
+    root.set("overflow", "visible")  # of a label with more digits than the margin has room for
     for name, number in zip("xXyY", (*panel.x_range, *panel.y_range), strict=True):
         root.set(f"data-{'hi' if name.isupper() else 'lo'}-{name.lower()}", f"{number:.8g}")
     if panel.x_log:

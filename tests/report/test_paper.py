@@ -580,8 +580,10 @@ def test_ticks_are_round_and_few() -> None:
     assert scales.ticks(0, 3, whole=True) == [0, 1, 2, 3] and scales.ticks(1, 1) == [1]
     assert scales.log_ticks(0.5, 300) == [1, 10, 100] or len(scales.log_ticks(0.5, 300)) <= 7
     assert scales.tick_labels([0, 20000, 40000]) == ["0", "20k", "40k"]
-    for low, high in ((1e-9, 1e9), (0.02, 0.021), (-5, 1e12)):
-        assert 1 <= len(scales.ticks(low, high)) <= 7
+    for low, high in ((1e-9, 1e9), (0.02, 0.021), (-5, 1e12), (0, 3e-12), (99.99999, 100), (123456.1, 123456.9)):
+        found = scales.ticks(low, high)
+        assert 1 <= len(found) <= 7 and len({*scales.tick_labels(found)}) == len(found)
+    assert scales.ticks(-3e-14, 5e-14) == [-2e-14, 0, 2e-14, 4e-14]
 
 
 def test_a_cost_that_follows_the_rounds_has_no_panel_and_a_dear_one_a_logarithmic_axis(whole: Report) -> None:
