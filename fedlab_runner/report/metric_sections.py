@@ -123,8 +123,8 @@ def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Ch
     """For each condition, the share of updates up to each staleness, a line for each method with late updates."""
     found: list[Chart] = []
     for condition, members in by_condition(groups).items():
-        shown, series, means = most_interesting(members), list[Series](), list[tuple[float, str]]()
-        for i, group in enumerate(shown):
+        legend, series, means = list[Entry](), list[Series](), list[tuple[float, str]]()
+        for group in most_interesting(members):
             counts = staleness_counts([row for run in group.runs if not run.damaged for row in run.rows])
             total = sum(counts.values())
             if not counts or set(counts) == {0}:
@@ -134,7 +134,8 @@ def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Ch
                 x += [float(age), float(age)]
                 y += [100 * so_far / total, 100 * (so_far + count) / total]
                 so_far += count
-            series.append(Series(i, x, y))
+            series.append(Series(len(legend), x, y))
+            legend.append(Entry(group.name, lines[group.name]))
             means.append((sum(age * count for age, count in counts.items()) / total, group.name))
         if not series:
             continue
@@ -143,7 +144,6 @@ def staleness(groups: Sequence[SeedGroup], lines: Mapping[str, Line]) -> list[Ch
         ends = (0.0, max(1.0, max(each.x[-1] for each in series)))
         label = "rounds from start to arrival"
         panel = Panel("At most so late", label, "updates, %", series, ends, (0, 100), x_whole=True, finding=said)
-        legend = [Entry(group.name, lines[group.name]) for group in shown]
         found.append(Chart(file_name(f"staleness-{condition}"), f"{condition or 'All runs'}. {said}", legend, [panel]))
     return found
 

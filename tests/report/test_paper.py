@@ -259,6 +259,18 @@ def test_the_staleness_of_updates_is_a_share_and_a_mean() -> None:
     assert "The mean staleness is 1.00 rounds." in chart.caption
 
 
+def test_the_legend_of_staleness_names_the_methods_with_a_line() -> None:
+    """FedAvg has no late update."""
+    made = [run(name, "none", 0, 0.5) for name in ("fedavg", "fedbuff")]
+    for each in made:
+        each.rows[1]["late/staleness_count/0"] = 1.0
+    made[1].rows[1]["late/staleness_count/2"] = 1.0
+    found = grouping.group(made)
+    (chart,) = metric_sections.staleness(found, curves.lines_of(found))
+    assert [entry.name for entry in chart.legend] == ["FedBuff"]
+    assert [series.entry for series in chart.panels[0].series] == [0]
+
+
 def test_costs_of_curves_and_seconds_are_means_over_seeds_and_rounds() -> None:
     made = [run("fedavg", "none", seed, 0.5) for seed in range(2)]
     dear = [{**row, "comm/upload_mb": 3 * row.get("comm/upload_mb", 0)} for row in made[1].rows]

@@ -19,12 +19,16 @@ const ticks = (low, high, whole) => {
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
   return found;
 };
-const shown = (value) => {
-  const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2);
-  return String(+value.toPrecision(size >= 1000 ? 6 : 4)).replace("-", "\u2212");
+const shown = (value, digits = 4) => {
+  const size = Math.abs(value), more = size >= 1000 ? 2 : 0;
+  const word = size !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(digits - 2) : String(+value.toPrecision(digits + more));
+  return word.replace(/^-/, "\u2212");
 };
-const finer = (value) => (Math.abs(value) >= 0.1 && Math.abs(value) < 1e4 ? value.toFixed(2) : shown(value)).replace("-", "\u2212");
+const labels = (values, digits = 4) => {
+  const found = values.map((value) => shown(value, digits));
+  return digits > 12 || new Set(found).size === found.length ? found : labels(values, digits + 1);
+};
+const finer = (value) => (Math.abs(value) >= 0.1 && Math.abs(value) < 1e4 ? value.toFixed(2) : shown(value)).replace(/^-/, "\u2212");
 
 for (const figure of all(document, "figure.chart")) {
   const names = all(figure, ".legend button");
@@ -70,19 +74,20 @@ function enliven(panel, names) {
     axes.replaceChildren(...(box ? [] : ticked));
     if (!box) return;
     const line = (x1, y1, x2, y2) => make("line", axes, { x1, y1, x2, y2, stroke: "currentColor", "stroke-opacity": 0.16 });
-    const word = (x, y, anchor, value) => {
-      make("text", axes, { x, y, "text-anchor": anchor, "font-size": 11 }).textContent = shown(value);
+    const word = (x, y, anchor, label) => {
+      make("text", axes, { x, y, "text-anchor": anchor, "font-size": 11 }).textContent = label;
     };
-    const x0 = xOf(box.x), x1 = xOf(box.x + box.w);
-    for (const tick of ticks(x0, x1, data.whole === "1")) {
+    const across = ticks(xOf(box.x), xOf(box.x + box.w), data.whole === "1"), named = labels(across);
+    for (const [i, tick] of across.entries()) {
       const x = left + moved([wide * (scale(tick) - whole.x0) / (whole.x1 - whole.x0), 0])[0];
       line(x, top, x, top + tall);
-      word(x, top + tall + 16, "middle", tick);
+      word(x, top + tall + 16, "middle", named[i]);
     }
-    for (const tick of ticks(yOf(box.y + box.h), yOf(box.y), false)) {
+    const up = ticks(yOf(box.y + box.h), yOf(box.y), false), words = labels(up);
+    for (const [i, tick] of up.entries()) {
       const y = top + moved([0, tall * (whole.y1 - tick) / (whole.y1 - whole.y0)])[1];
       line(left, y, left + wide, y);
-      word(left - 8, y + 4, "end", tick);
+      word(left - 8, y + 4, "end", words[i]);
     }
   }
 
