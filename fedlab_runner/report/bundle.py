@@ -52,7 +52,8 @@ RUN_FILES = {
     "clients.csv": "accuracies of each client",
 }
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same runs make the same bytes
-_RUN_NAME = re.compile(r"[^/\\:]{1,200}")  # the name of a run's folder in a bundle
+MAX_NAME_CHARACTERS = 200  # of the name of a run's folder in a bundle
+_RUN_NAME = re.compile(rf"[^/\\:]{{1,{MAX_NAME_CHARACTERS}}}")  # such a name
 
 
 class Bundle(NamedTuple):
@@ -138,7 +139,10 @@ def _named(runs: Iterable[Run]) -> dict[str, Path]:
     for run in runs:
         name = run.name.replace("/", "-")
         if not is_run_name(name):
-            raise UserError(f"{visible(name)} is no name for a run in a bundle: rename its folder")
+            raise UserError(
+                f"'{visible(name)}' is no name for a run in a bundle: rename {run.folder} (no \\, no colon, nothing "
+                f"unprintable, no space or dot at the ends, not {SWEEPS}, at most {MAX_NAME_CHARACTERS} characters)"
+            )
         if name in found:
             both = visible(f"{found[name]} and {run.folder}")
             raise UserError(f"{both} would both be {visible(name)} in the bundle: rename one of the folders")

@@ -117,7 +117,8 @@ def summaries(found: FoundRuns, told: About) -> Check:
         if run.finished and (run.folder / SUMMARY).is_file():
             checked += 1
             faults += [f"{run.name}: {fault}" for fault in _summary_faults(run)]
-    return Check("summaries", f"{checked} of {count_of(len(runs), 'run')} are finished, their results follow", faults)
+    words = f"{checked} of {count_of(len(runs), 'run')} {'is' if checked == 1 else 'are'} finished, "
+    return Check("summaries", f"{words}{'its result follows' if checked == 1 else 'their results follow'}", faults)
 
 
 def names(found: FoundRuns) -> Check:

@@ -120,7 +120,7 @@ def test_what_cannot_be_bundled_is_one_line(outputs: Path, tmp_path: Path, capsy
     assert cli.main([str(outputs), "--out", str(tmp_path / "out"), "--bundle", str(tmp_path / "folder")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     next(outputs.glob("fedavg-*")).rename(outputs / "a:b")
-    with pytest.raises(UserError, match="a:b is no name for a run in a bundle"):
+    with pytest.raises(UserError, match=r"'a:b' is no name for a run in a bundle: rename .*/a:b \(no \\, no colon,"):
         bundle.write(tmp_path / "b.zip", [outputs])
     (outputs / "a:b").rename(outputs / "ab")
     os.mkfifo(outputs / "ab" / "partition.csv")
