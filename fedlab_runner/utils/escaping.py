@@ -36,7 +36,8 @@ def markdown(text: str) -> str:
 _LATEX = {  # LaTeX's escapes
     **{each: f"\\{each}" for each in "{}$&#_%"},
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
-    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "''"},
+    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "''", "`": "\\textasciigrave{}"},
+    **{each: f"{{{each}}}" for each in "[*"},  # at the beginning of a row they would belong to the \\\\ before it
     **{"\N{PLUS-MINUS SIGN}": "$\\pm$", "\N{EN DASH}": "--", "\N{NO-BREAK SPACE}": "~", "\N{MINUS SIGN}": "$-$"},
     **{"\N{HORIZONTAL ELLIPSIS}": "\\dots{}", "\N{MULTIPLICATION SIGN}": "$\\times$"},
 }

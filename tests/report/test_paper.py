@@ -765,6 +765,7 @@ def test_texts_are_escaped_for_latex() -> None:
     assert escaping.latex("a_b & 5 % of $x^2$ {~} \\ #1") == (
         "a\\_b \\& 5 \\% of \\$x\\textasciicircum{}2\\$ \\{\\textasciitilde{}\\} \\textbackslash{} \\#1"
     )
+    assert escaping.latex("[a]* `b`") == "{[}a]{*} \\textasciigrave{}b\\textasciigrave{}"
     assert escaping.latex("\u202e\u4e2d é") == "\\textbackslash{}u202e\\textbackslash{}u4e2d é"
 
 
