@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shlex
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,8 @@ MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user h
 # /proc has no folders.
 NO_FOLDER = {errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 _SWEPT = re.compile(r"\+*hydra\.sweeper\.params\b")  # an override of what a sweep tries, null in Hydra's config
+# What submitit says of a job without a result: the job, the path of its result, its state.
+_LOST_JOB = re.compile(r"Job (\S+) \(task: .*\) with path (.*)/.*\nhas not produced any output \(state: (.*)\)")
 READERS = (  # modules that read a config by recursion
     "antlr4.",
     "hydra.",
@@ -78,6 +81,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
             f"a worker process of the sweep was killed ({codes or 'memory may have run out'}), its jobs with it: the "
             "same command continues from their last checkpoints"
         ]
+    if (line := _of_slurm(error) or _of_lost_job(error)) is not None:
+        return [one_line(line)]
     if any(isinstance(each, RecursionError) and _raised_in(each, READERS) for each in _causes(error)):
         return ["a value of the config is nested too deeply to be read"]
     if any("integer string conversion" in str(each) for each in _causes(error)):
@@ -122,7 +127,7 @@ def is_of_run(error: BaseException) -> bool:
     """Whether a run failed without a fault of its command: the disk refused, or a resource ran out or was lost."""
     if _of_folder(error) is not None:
         return False
-    if _of_disk(error) is not None or _of_worker(error) is not None:
+    if any(of(error) is not None for of in (_of_disk, _of_worker, _of_lost_job)):
         return True
     return any(isinstance(each, RunFailed) or exhaustion.explain(each) for each in _causes(error))
 
@@ -136,6 +141,29 @@ def _of_folder(error: BaseException) -> OSError | None:
 def _of_worker(error: BaseException) -> BaseException | None:
     """joblib's error for a killed worker process, found by name, as joblib is an extra; None for other errors."""
     return next((each for each in _causes(error) if type(each).__name__ == "TerminatedWorkerError"), None)
+
+
+def _of_slurm(error: BaseException) -> str | None:
+    """Why submitit cannot hand the jobs of a sweep to Slurm, in words; None for other errors."""
+    if not _raised_in(error, "submitit."):
+        return None
+    if 'Could not detect "srun"' in str(error):
+        return "hydra/launcher=slurm needs the commands of Slurm, and this machine has no srun"
+    if isinstance(error.__cause__, subprocess.CalledProcessError):
+        return f"Slurm has not taken the jobs: {error}"
+    return None
+
+
+def _of_lost_job(error: BaseException) -> str | None:
+    """submitit's error for a job of a sweep that ended without a result, in words; None for other errors."""
+    lost = _LOST_JOB.match(str(error)) if _raised_in(error, "submitit.") else None
+    if lost is None:
+        return None
+    job, folder, state = lost.groups()
+    return (
+        f"job {job} of the sweep's launcher was ended ({state}): its output is in {os.path.relpath(folder)}; jobs that "
+        "have begun continue, and the same command continues with the others"
+    )
 
 
 def _of_disk(error: BaseException) -> OSError | None:

@@ -904,3 +904,34 @@ def test_a_sweep_that_a_local_launcher_cannot_start_gives_ctrl_c_back(
     monkeypatch.setattr(launcher, "launch", fail)
     assert launch(lambda cfg: 0.0, "hydra/launcher=local", "seed=0,1")[0] == 1
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+REFUSED = "echo sbatch: error: invalid partition >&2; exit 1"
+CANCELLED = r"printf 'JobID|State|NodeList\n7_0|CANCELLED|\n7_1|RUNNING|a\n'"
+
+
+@pytest.mark.parametrize(
+    ("commands", "code", "line"),
+    [
+        ({}, 2, "hydra/launcher=slurm needs the commands of Slurm, and this machine has no srun"),
+        ({"sbatch": REFUSED}, 2, "Slurm has not taken the jobs: sbatch: error: invalid partition"),
+        (
+            {"sbatch": "echo Submitted batch job 7", "sacct": CANCELLED},
+            1,
+            "job 7_0 of the sweep's launcher was ended (CANCELLED): its output is in outputs/.submitit/7_0; jobs that "
+            "have begun continue, and the same command continues with the others",
+        ),
+    ],
+)
+def test_what_slurm_does_not_take_or_ends_is_one_line(
+    commands: dict[str, str], code: int, line: str, launch: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
+    for name, source in (commands and {"srun": "", **commands}).items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{source}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join((str(tmp_path), os.environ["PATH"])))
+    monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 0)  # how long it waits for a slow file system
+    ended, _, err = launch(lambda cfg: 0.0, "hydra/launcher=slurm", "seed=0,1")
+    assert (ended, err.splitlines()[-1]) == (code, f"error: {line}") and "Traceback" not in err
+    assert Path("outputs/sweeps").exists() == (code == 1)
