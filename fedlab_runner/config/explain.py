@@ -161,8 +161,8 @@ def _of_lost_job(error: BaseException) -> str | None:
         return None
     job, folder, state = lost.groups()
     return (
-        f"job {job} of the sweep's launcher was ended ({state}): its output is in {os.path.relpath(folder)}; jobs that "
-        "have begun continue, and the same command continues with the others"
+        f"job {job} of the sweep's launcher ended without a result ({state}): its output is in "
+        f"{os.path.relpath(folder)}; jobs that have begun continue, and the same command continues with the others"
     )
 
 

@@ -918,8 +918,8 @@ CANCELLED = r"printf 'JobID|State|NodeList\n7_0|CANCELLED|\n7_1|RUNNING|a\n'"
         (
             {"sbatch": "echo Submitted batch job 7", "sacct": CANCELLED},
             1,
-            "job 7_0 of the sweep's launcher was ended (CANCELLED): its output is in outputs/.submitit/7_0; jobs that "
-            "have begun continue, and the same command continues with the others",
+            "job 7_0 of the sweep's launcher ended without a result (CANCELLED): its output is in "
+            "outputs/.submitit/7_0; jobs that have begun continue, and the same command continues with the others",
         ),
     ],
 )
