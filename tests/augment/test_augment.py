@@ -341,6 +341,11 @@ def test_features_are_refused() -> None:
         federation(augment=CROP_FLIP)
 
 
+def test_the_shorter_side_bounds_the_padding() -> None:
+    with pytest.raises(ValueError, match=r"^padding must be less than the images' 6 pixels, got 6$"):
+        CropFlip(padding=HEIGHT, flip=0.5).num_views(SHAPE)
+
+
 def test_feature_blocks_are_refused_beside_an_augmentation() -> None:
     fed = federation(augment=Rolled())
     check_blocks(algorithm("fedavg"), fed)

@@ -11,6 +11,7 @@ from fedlab_runner.client_splits.natural import NaturalSplit
 from fedlab_runner.client_splits.redealt import Redealt, proportional
 from fedlab_runner.client_splits.shares import Shares
 from fedlab_runner.config.build import build, conf_dir
+from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets.examples import Examples
 from fedlab_runner.experiment.setup import prepare
 from fedlab_runner.utils.errors import UserError
@@ -108,9 +109,13 @@ def test_natural_tests_are_those_of_the_clients_users() -> None:
 
 
 def test_the_test_set_is_dealt_in_the_proportions_of_each_class() -> None:
-    parts = split(CHOICES["redealt"])
+    parts, rng = split(CHOICES["redealt"]), generator(0, Purpose.OWN_TEST)
     assert parts.test is not None and sorted(np.concatenate(parts.test).tolist()) == list(range(60))
     for label in range(4):
+        places = rng.permutation(np.flatnonzero(TEST.strata == label))  # of one stream: the classes draw apart
+        dealt = [np.intersect1d(mine, places) for mine in parts.test]
+        ends = np.cumsum([len(mine) for mine in dealt])[:-1]
+        assert all(np.array_equal(a, np.sort(b)) for a, b in zip(dealt, np.split(places, ends), strict=True))
         held = np.array([int((TRAIN.strata[mine] == label).sum()) for mine in OWNED])
         got = np.array([int((TEST.strata[mine] == label).sum()) for mine in parts.test])
         exact = held * got.sum() / held.sum()

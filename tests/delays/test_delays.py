@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import chisquare, halfnorm
 
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.delays.base import drawn_delays
 from fedlab_runner.delays.constant import ConstantDelay
 from fedlab_runner.delays.exponential import ExponentialDelay
 from fedlab_runner.delays.from_file import DelayFromFile
@@ -121,6 +122,7 @@ FILES = {
     "blanks": "# rounds\n3 0 7 2.9",
     "windows.csv": "\ufeff3\r\n0\r\n7\r\n2.9\r\n",
     "array.json": "[3, 0, 7, 2.9]",
+    "windows.json": "\ufeff[3, 0, 7, 2.9]\r\n",
     "vector.npy": np.array([3, 0, 7, 2.9]),
     "whole.npy": np.array([3, 0, 7, 2], np.uint8),
 }
@@ -175,6 +177,12 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, name, content, message):
         draw(delay, np.arange(4))
 
 
+def test_a_tilde_is_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, "d.csv", "3\n5\n")
+    assert draw(DelayFromFile("client", "~/d.csv"), np.arange(2)).tolist() == [3, 5]
+
+
 @pytest.mark.parametrize("name", ["absent.csv", "absent.json", "absent.npy", "."])
 def test_a_file_that_is_not_there_is_named(tmp_path, name):
     with pytest.raises(UserError, match=r"^path must be a readable file, got '[^\n]*': [^\n]*$"):
@@ -197,4 +205,4 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, name):
 
 def test_huge_entries_are_never_rather_than_an_overflow(tmp_path):
     delay = DelayFromFile("client", write(tmp_path, "d.json", json.dumps([10**400, 1e300, 5])))
-    assert draw(delay, np.arange(3)).tolist() == [2**40, 2**40, 5]
+    assert drawn_delays(delay, generator(0, Purpose.DELAY), np.arange(3)).tolist() == [2**40, 2**40, 5]

@@ -39,6 +39,7 @@ class Count(NamedTuple):
 IDS, NAN = np.arange(3), float("nan")
 RIGHT = [np.array([0, 2]), np.array([1]), np.array([], np.int64)]  # of three clients and three examples
 IMAGES = Examples(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]), None)
+TWO = IMAGES.select(torch.tensor([True, True, False]))
 PICTURES = Data(IMAGES, IMAGES, ("a", "b"), (0.5,), (0.5,))
 FLOATS = IMAGES._replace(inputs=torch.zeros(3, 1, 4, 4))
 FEATURES = IMAGES._replace(inputs=torch.tensor([[0.0], [1.0], [NAN]]))
@@ -90,7 +91,7 @@ def partition(mine: Any) -> Any:
 
 
 def split(mine: Any) -> Any:
-    return checked_split(mine, RIGHT, IMAGES, IMAGES, 0)
+    return checked_split(mine, RIGHT, IMAGES, TWO, 0)
 
 
 def links(mine: Any) -> Any:
@@ -194,6 +195,7 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (partition, "split", [*RIGHT[:2], np.array([0.0])], "got numpy float64 [1] from 0 to 0"),
     (split, "split", Parts(RIGHT, RIGHT[:1], None), "as validation a list of 3 ascending int64 arrays"),
     (split, "split", Parts(RIGHT, RIGHT, [*RIGHT[:2], np.array([3])]), "as test a list of 3 ascending int64 arrays"),
+    (split, "split", Parts(RIGHT, RIGHT, RIGHT, from_test_set=True), "as test a list of 3 ascending int64 arrays"),
     (
         links,
         "draw",

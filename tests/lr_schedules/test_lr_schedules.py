@@ -72,6 +72,8 @@ def test_no_round_of_the_run_has_the_factor_0(schedule):
         (lambda: PiecewiseLR([100], [1.0]), "factors must be 2, one more than boundaries, got [1.0]"),
         (lambda: PiecewiseLR([100], [1.0, 0.0]), "factors must be finite and > 0, got [1.0, 0.0]"),
         (lambda: PiecewiseLR([100], [1.0, float("inf")]), "factors must be finite and > 0, got [1.0, inf]"),
+        (lambda: DropToLR(-1, 1e-5, 1e-2), "round must be >= 0, got -1"),
+        (lambda: DropToLR(5, 0.0, 1e-2), "final_lr must be > 0, got 0.0"),
         (lambda: WarmupCosineLR(10, 10, 0.0), "warmup must be >= 0 and < rounds (10), got 10"),
         (lambda: WarmupCosineLR(-1, 10, 0.0), "warmup must be >= 0 and < rounds (10), got -1"),
         (lambda: WarmupCosineLR(0, 0, 0.0), "rounds must be >= 1, got 0"),

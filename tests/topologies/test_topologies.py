@@ -78,6 +78,7 @@ def test_two_groups_of_fifty_are_those_of_the_paper() -> None:
     linked = draw(TwoGroups(), 50)
     assert sorted(linked.sum(1))[:-2] == [24] * 48 and sorted(linked.sum(1))[-2:] == [25, 25]
     assert np.argwhere(linked[::2, 1::2]).tolist() == [[12, 12]], "clients 24 and 25, the medians"
+    assert np.argwhere(draw(TwoGroups(), 8)[::2, 1::2]).tolist() == [[1, 1]], "of an even number the lower median"
 
 
 @pytest.mark.parametrize("topology", EVERY, ids=repr)
@@ -118,10 +119,11 @@ def test_a_run_without_a_server_draws_its_topology(tmp_path: Path) -> None:
     assert (tmp_path / "plots/topology.png").exists()
 
 
-def test_a_file_of_links(tmp_path: Path) -> None:
-    path = tmp_path / "links.txt"
-    path.write_text("# a path\n0 1\n1,2\n\n3, 2\n")
-    assert np.argwhere(np.triu(draw(EdgeList(str(path)), 4))).tolist() == [[0, 1], [1, 2], [2, 3]]
+def test_a_file_of_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "links.txt").write_text("# a path\n0 1\n1,2\n\n3, 2\n")
+    for path in (str(tmp_path / "links.txt"), "~/links.txt"):
+        assert np.argwhere(np.triu(draw(EdgeList(path), 4))).tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,7 @@ def test_a_file_of_links(tmp_path: Path) -> None:
         ("0 1 2\n", r"got line 1 of "),
         ("0 -1\n", r"got line 1 of "),
         ("a b\n", r"got line 1 of "),
+        ("0 ²\n", r"got line 1 of "),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str, fault: str) -> None:
@@ -208,6 +211,8 @@ def test_spectral_gaps_that_are_known() -> None:
     ring, mesh = (metropolis(each.draw(generator(0, Purpose.TOPOLOGY), 12)) for each in (Ring(), Mesh()))
     assert spectral_gap(ring) == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 12)))
     assert spectral_gap(mesh) == pytest.approx(1)
+    between = np.add.outer(np.arange(6), np.arange(6)) % 2 == 1
+    assert spectral_gap(metropolis(between)) == pytest.approx(1 / 2), "-1/2 is larger than 1/4 in absolute value"
     apart = np.zeros((4, 4), bool)
     apart[0, 1] = apart[1, 0] = apart[2, 3] = apart[3, 2] = True
     assert spectral_gap(metropolis(apart)) == pytest.approx(0, abs=1e-12)
