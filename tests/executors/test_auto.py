@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,18 @@ def test_the_servers_steps_are_compiled_where_what_is_left_pays_for_it(tmp_path:
     never = Auto(seconds=30.0, workers=2, compile=False)
     assert not never.bind_run(tmp_path / "other", 1000).compiles(family, "64 x 5", *many, 0)
     assert not auto.compiles(family, "64 x 5", *few, 0), "outside of a run"
+
+
+def test_the_rule_counts_the_rounds_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(rule, "best", lambda work, ways, rounds, *_: (left.append(rounds), (ways[0], 1))[1])
+    work = replace(work_of(federation()), round=7)
+    run = SHORT.bind_run(tmp_path, 10)
+    run.train(work)
+    run.train(replace(work, correct=lambda g: g))
+    SHORT.train(work)
+    assert left == [3, 3, 3, 3, 1, 1], "outside of a run the cohort's own"
+    assert len(chosen(tmp_path)) == 2, "of each kind of work"
 
 
 def test_short_runs_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

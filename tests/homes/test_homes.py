@@ -19,7 +19,15 @@ from tests.helpers.toy import CLASSES, CPU, FEATURES, HOMES, home, mlp, model_fa
 
 
 def layered() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, CLASSES))
+    norms = nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.RMSNorm(6)
+    as_image = nn.Unflatten(1, (1, 6)), nn.InstanceNorm1d(1, affine=True), nn.Flatten()
+    return nn.Sequential(nn.Linear(FEATURES, 6), *norms, *as_image, nn.Linear(6, CLASSES))
+
+
+def frozen() -> nn.Module:
+    network = mlp()
+    network.get_submodule("0").requires_grad_(False)
+    return network
 
 
 def alike() -> nn.Module:
@@ -59,12 +67,13 @@ NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
         (home("body"), alike, {"fc2.weight", "fc2.bias"}),
         (home("head"), alike, {"fc.weight", "fc.bias"}),
         (home("norm"), normed, NORM),
-        (home("norm"), layered, {"1.weight", "1.bias", "2.weight", "2.bias"}),
+        (home("norm"), layered, {"1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "5.weight", "5.bias"}),
         (home("prefixes"), normed, set()),
         (home("prefixes", prefixes=["0"]), normed, {"0.weight", "0.bias"}),
         (home("prefixes", prefixes=["0.bias", "3"]), normed, {"0.bias", "3.weight", "3.bias"}),
         (home("prefixes", prefixes=["last"]), tied, {"first.weight", "last.bias"}),
         (home("prefixes", prefixes=["same.bias"]), tied, {"last.bias"}),
+        (home("prefixes", prefixes=[""]), frozen, {"2.weight", "2.bias"}),
         (home("prefixes", prefixes=[""]), mlp, {"0.weight", "0.bias", "2.weight", "2.bias"}),
     ],
 )
@@ -78,6 +87,7 @@ def test_it_keeps(choice: Home | None, build: Any, expected: set[str]) -> None:
         (home("norm"), mlp, "home=norm needs a model with norm layers"),
         (home("head"), lambda: nn.Sequential(nn.Linear(FEATURES, 4)), "home=head needs a model that ends in a linear"),
         (home("body"), lambda: nn.Sequential(nn.Linear(FEATURES, 4)), "home=body needs a model that ends in a linear"),
+        (home("prefixes", prefixes=["0"]), frozen, r"home\.prefixes has 0, which the model does not train: it has 2"),
         (
             home("prefixes", prefixes=["0", "fc"]),
             mlp,

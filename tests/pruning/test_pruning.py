@@ -33,6 +33,7 @@ OTHERS = [{1: 0.2, 2: 0.4}, {1: 0.3, 2: 0.5}, {1: 0.4, 2: 0.9}]
         ({1: 0.1, 2: 0.49}, True),
         ({1: 0.1, 2: math.nan}, True),
         ({1: math.nan}, True),
+        ({1: math.nan, 2: 0.5}, False),
         ({3: 0.0}, False),  # nobody was evaluated there
         ({}, False),
     ],

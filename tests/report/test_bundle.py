@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -36,6 +37,8 @@ def outputs(tmp_path: Path) -> Path:
     run = write_run(place, "algorithm=fedavg", "rounds=2", rows=curve(0.1, 0.5, 0.6, **{"comm/upload_mb": 1.0}))
     (run / "commands.jsonl").write_text(json.dumps(START) + "\n")
     (run / "train.log").write_text("a line")
+    (run / ".hydra").mkdir(exist_ok=True)
+    (run / ".hydra" / "config.yaml").write_text("as in config.yaml")
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "2.pt").write_bytes(b"not for a bundle")
     failed = write_run(place, "algorithm=fedprox", "rounds=2", rows=curve(0.1))
@@ -51,7 +54,8 @@ def test_a_bundle_has_what_the_tables_rest_on(outputs: Path, tmp_path: Path) -> 
     (run,) = [path.name for path in outputs.glob("fedavg-*")]
     for name in ("config.yaml", "metrics.jsonl"):
         assert files[f"outputs/{run}/{name}"] == (outputs / run / name).read_bytes()
-    assert not [name for name in files if "train.log" in name or "checkpoints" in name or name.endswith("/")]
+    assert not [name for name in files if any(part in name for part in ("train.log", "checkpoints", ".hydra/config"))]
+    assert not [name for name in files if name.endswith("/")]
     assert len([name for name in files if name.startswith("outputs/sweeps/")]) == 1
     assert f",{states.FAILED}" in files["tables/runs.csv"].decode().replace('"', "")
     listed = dict(reversed(line.split("  ")) for line in files[bundle.MANIFEST].decode().splitlines())
@@ -77,6 +81,9 @@ def test_the_same_runs_make_the_same_bytes(outputs: Path, tmp_path: Path) -> Non
     first, second = (bundle.write(tmp_path / name, [outputs]) for name in ("a.zip", "b.zip"))
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     assert first.manifest == second.manifest
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        entries = {(each.date_time, each.external_attr >> 16) for each in archive.infolist()}
+    assert entries == {((1980, 1, 1, 0, 0, 0), 0o644)}, "whenever it is made, and all may read it"
     shutil.copytree(outputs, tmp_path / "moved")
     assert bundle.write(tmp_path / "c.zip", [tmp_path / "moved"]).manifest == first.manifest, "from another folder"
 
@@ -102,10 +109,16 @@ def test_folders_of_this_machine_are_left_out(
     outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", "/somewhere/of/mine")
+    (run,) = outputs.glob("fedavg-*")
+    told = {"hydra": {"runtime": {"choices": {"algorithm": "fedavg"}, "cwd": START["cwd"]}, "overrides": {"task": []}}}
+    (run / bundle.CHOICES).write_text(json.dumps(told))
     assert cli.main([str(outputs), "--out", str(tmp_path / "out"), "--bundle", str(tmp_path / "b.zip")]) == 0
     files = contents(tmp_path / "b.zip")
     assert not [name for name, content in files.items() if b"/somewhere/of/mine" in content]
     (start,) = [json.loads(files[name]) for name in files if name.endswith("commands.jsonl")]
+    assert json.loads(files[f"outputs/{run.name}/{bundle.CHOICES}"])["hydra"]["runtime"] == {
+        "choices": {"algorithm": "fedavg"}
+    }
     assert start["own_commits"] == {"code": "b" * 40} and start["command"] == START["command"]
     shown = capsys.readouterr().out
     assert "b.zip: 2 runs, manifest " in shown and "note:" not in shown
@@ -113,6 +126,8 @@ def test_folders_of_this_machine_are_left_out(
     config.write_text(config.read_text() + "x: /somewhere/of/mine/data\n")
     assert bundle.write(tmp_path / "c.zip", [outputs]).personal == 1
     assert "note: 1 file of the bundle hold" in bundle.words(bundle.write(tmp_path / "c.zip", [outputs]))
+    monkeypatch.setenv("HOME", "/")
+    assert bundle.write(tmp_path / "c.zip", [outputs]).personal == 0, "each path begins with it"
 
 
 def test_what_cannot_be_bundled_is_one_line(outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

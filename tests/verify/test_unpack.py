@@ -59,6 +59,7 @@ def test_folders_that_other_programs_list_are_no_fault(bundled: Path, tmp_path: 
         *("outputs/../config.yaml", "outputs/ /config.yaml", "setup.py", "outputs/a/.hydra/overrides.yaml"),
         *("tables/../x.csv", "tables/a b.csv", "outputs/a\n/config.yaml", "outputs/sweeps/a/jobs/../x.json"),
         *("outputs/sweeps/a/jobs/x.py", "bundle.json/x", f"outputs/{'x' * 300}/config.yaml"),
+        "outputs/sweeps/config.yaml",
     ],
 )
 def test_a_name_that_no_bundle_has_is_refused(name: str, tmp_path: Path) -> None:
