@@ -1,6 +1,8 @@
 """Turns an exit that own code asks for, and submitit's end of a job, into one line of what happened."""
 
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,12 @@ from types import FrameType
 
 from fedlab_runner.utils.attempt import next_start
 from fedlab_runner.utils.errors import RunFailed
+
+
+class _Ended(BaseException):
+    """The end of a job by submitit's signal handler, whose error is the cause: no `except Exception` keeps it, such as
+    that of a trial of executors or of torch's compiler.
+    """
 
 
 @contextmanager
@@ -21,7 +29,8 @@ def refused() -> Iterator[None]:
     submitit's error for a job that is not put back becomes a RunFailed that says so.
     """
     try:
-        yield
+        with _passing():
+            yield
     except SystemExit as end:
         frames = [(frame, line) for frame, line in traceback.walk_tb(end.__traceback__) if not _is_between(frame)]
         frame, line = frames[-1]
@@ -38,6 +47,32 @@ def refused() -> Iterator[None]:
             "the job timed out too many times: raise hydra.launcher.timeout_min or, with Slurm, "
             f"hydra.launcher.max_num_timeout; {next_start()}"
         ) from error
+
+
+@contextmanager
+def _passing() -> Iterator[None]:
+    """Within the block no code keeps an error of submitit's signal handler; the end of the block raises the error."""
+    before = signal.getsignal(signal.SIGUSR2)
+    of_submitit = str(getattr(before, "__module__", "")).partition(".")[0] == "submitit"
+    changes = of_submitit and threading.current_thread() is threading.main_thread()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        assert callable(before)
+        try:
+            before(number, frame)
+        except Exception as error:
+            raise _Ended from error
+
+    if changes:
+        signal.signal(signal.SIGUSR2, handler)
+    try:
+        yield
+    except _Ended as end:
+        assert end.__cause__ is not None
+        raise end.__cause__ from None
+    finally:
+        if changes:
+            signal.signal(signal.SIGUSR2, before)
 
 
 def out_of_time(error: Exception) -> bool:

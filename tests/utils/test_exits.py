@@ -1,8 +1,12 @@
 """Code that ends the process ends neither a run without a word nor a sweep."""
 
 import argparse
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +73,32 @@ def test_a_job_that_has_timed_out_too_often_is_no_fault_of_its_checkpoint() -> N
     line = r"^the job timed out too many times: raise hydra\.launcher\.timeout_min or.*; the same command "
     with pytest.raises(RunFailed, match=line), exits.refused(), understood(3, FAILED):
         of_submitit["handler"]()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("submitit.UncompletedJobError()", r"^the job timed out too many times: raise hydra\.launcher\.timeout_min or"),
+        ("CalledProcessError(-15, ['scontrol', 'requeue', '6'])", "'scontrol', 'requeue'"),
+    ],
+)
+def test_no_code_on_the_way_keeps_what_ends_a_job(error: str, line: str) -> None:
+    """As a trial of executors, which takes any error for one of the executor, and torch's compiler."""
+    submitit = SimpleNamespace(
+        UncompletedJobError=type("Error", (RuntimeError,), {"__module__": "submitit.core.utils"})
+    )
+    source = f"def handler(number, frame):\n    raise {error}\n"
+    of_submitit = named("submitit.core.job_environment", source)
+    of_submitit |= {"submitit": submitit, "CalledProcessError": subprocess.CalledProcessError}
+    before = signal.signal(signal.SIGUSR2, of_submitit["handler"])
+    try:
+        with exits.refused(), pytest.raises((RunFailed, subprocess.CalledProcessError), match=line), exits.refused():
+            with suppress(Exception):
+                signal.raise_signal(signal.SIGUSR2)
+            pytest.fail("the job continues")
+        assert signal.getsignal(signal.SIGUSR2) is of_submitit["handler"]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_the_other_jobs_of_a_sweep_run(fedlab: Fedlab, monkeypatch: pytest.MonkeyPatch) -> None:
