@@ -40,6 +40,7 @@ DISK = {
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), f"give {OTHER_FOLDER}, with shorter names and no loop"),
     errno.EIO: "check the disk",
 }
+MAX_REASON = 500  # characters of an error that has no line of its own, in tables and reports
 MENDED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # once the user has mended these, the same command works
 
 
@@ -119,8 +120,12 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a run failed, in one line without keys of W&B, for the files of runs and sweeps."""
-    return secrets.redacted("; ".join(explain(error, ()) or [repr(error)]))
+    """Why a run failed, in one line without keys of W&B, for the files of runs and sweeps. Of a bug's words, such as
+    all that a compiler has printed, `train.log` has the rest.
+    """
+    words = repr(error)
+    short = words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]}... (all of it: train.log)"
+    return secrets.redacted("; ".join(explain(error, ()) or [short]))
 
 
 def is_of_run(error: BaseException) -> bool:

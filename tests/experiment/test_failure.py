@@ -70,6 +70,17 @@ def test_the_line_of_an_error_is_that_of_the_note(
     assert read(tmp_path) == str(error.value)
 
 
+def test_what_a_compiler_prints_fills_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has it."""
+    printed = RuntimeError("C++ compile error: " + "note: declared here " * 10_000)
+    monkeypatch.setattr(FedAvg, "round", lambda *_: raising(printed))
+    with pytest.raises(RuntimeError):
+        run_in(tmp_path, composed("algorithm=fedavg", "rounds=1", "delay=none"))
+    noted = read(tmp_path) or ""
+    assert noted.startswith("RuntimeError('C++ compile error: note") and noted.endswith("... (all of it: train.log)")
+    assert len(noted) < 600
+
+
 def test_a_job_of_a_sweep_is_told_to_leave_out_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With which `hydra.run.dir` is an error."""
     monkeypatch.setenv("FEDLAB_SWEEP_FOLDER", str(tmp_path / "sweeps" / "a"))
