@@ -123,9 +123,10 @@ def reason(error: BaseException) -> str:
     """Why a run failed, in one line without keys of W&B, for the files of runs and sweeps. Of a bug's words, such as
     all that a compiler has printed, `train.log` has the rest.
     """
-    words = repr(error)
-    short = words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]}... (all of it: train.log)"
-    return secrets.redacted("; ".join(explain(error, ()) or [short]))
+    if lines := explain(error, ()):
+        return secrets.redacted("; ".join(lines))
+    words = secrets.redacted(repr(error))
+    return words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]}... (all of it: train.log)"
 
 
 def is_of_run(error: BaseException) -> bool:
