@@ -79,7 +79,7 @@ def main() -> int:
                     signals.give_to_children()  # a sweep that fails ends without its callback
                     sys.stdout.flush()  # the answer of --cfg, --help or --info must not get lost
                     table.end()
-                if callback.failures:
+                if callback.failures and not _all_ended(Path(os.environ[FOLDER])):
                     raise callback.failures[0]
             code = 0
         except KeyboardInterrupt:
@@ -169,7 +169,12 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         return 1
     for line in lines:
         print(f"error: {visible(secrets.redacted(line))}", file=sys.stderr)
-    return 1 if is_of_run(error) else 2
+    return 1 if is_of_run(error) or error in callback.failures else 2
+
+
+def _all_ended(sweep: Path) -> bool:
+    """Whether each job of a sweep has its result: another command may have finished jobs that failed in this one."""
+    return {job.status for row in records.read(sweep) for job in row.jobs} <= {states.FINISHED, states.PRUNED}
 
 
 @contextmanager

@@ -432,6 +432,23 @@ def test_a_failed_job_leaves_nothing_in_memory_and_its_traceback_on_the_terminal
     assert out.count("return model.pop() / 0") == out.count("return min(model)") == 3
 
 
+@pytest.mark.parametrize(("status", "ends"), [(states.FINISHED, (0, "")), (states.UNFINISHED, (1, "error: in use\n"))])
+def test_a_job_that_fails_here_may_run_in_another_command(status: str, ends: tuple[int, str], launch: Sweep) -> None:
+    """As two equal sweeps, started at the same time: the job's record is the other one's by the end of this one."""
+
+    def run(cfg: DictConfig) -> float:
+        if cfg.seed == 0:
+            raise UserError("in use")
+        (path,) = (path for path in (only_folder() / "jobs").iterdir() if "seed=0" in path.read_text())
+        job = records.read_job(path)
+        assert job is not None and job.status == states.FAILED
+        write_text_atomically(path, checksummed_json.text(asdict(job) | {"status": status, "objective": 0.5}))
+        return 0.5
+
+    code, _, err = launch(run, "seed=0,1")
+    assert (code, err) == ends
+
+
 def test_a_job_with_a_faulty_config_fails_alone(launch: Sweep) -> None:
     """And is told before the first job, in whatever batches Hydra starts the jobs."""
     values, size = "local.lr=0.25,fast,-1,0.5", "hydra.sweeper.max_batch_size=3"
