@@ -4,7 +4,6 @@ It collects nothing in memory: jobs may run in other processes or on other machi
 """
 
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -32,7 +31,7 @@ from fedlab_runner.config.build import rounds_of, unchecked_fingerprint
 from fedlab_runner.config.explain import explain
 from fedlab_runner.config.hydra_record import overrides_of
 from fedlab_runner.config.recorded import other_fingerprint
-from fedlab_runner.sweep import progress, states, table
+from fedlab_runner.sweep import progress, search, states, table
 from fedlab_runner.sweep.records import GRID, TOTAL, Job, read, read_job, read_json
 from fedlab_runner.tracking.jsonl import clean, decode
 from fedlab_runner.tracking.recorder import METRICS
@@ -103,7 +102,7 @@ class SweepCallback(Callback):
         if _starts_processes(config.hydra):
             signals.keep_from_children()  # submitit's end with a traceback each, and kill a run within a second
         if "optuna" in config.hydra.sweeper["_target_"]:
-            _quiet_optuna()
+            search.begin(config.hydra.sweeper)
         shown = os.path.relpath(folder / "table.md")
         _log.info("%s, results in %s", count_of(count, "job") if count else "the jobs", shown, extra=IN_SWEEP)
 
@@ -133,13 +132,6 @@ def _drop_traceback(error: BaseException | None) -> None:
         error.__traceback__ = None
         _drop_traceback(error.__cause__)
         _drop_traceback(error.__context__)
-
-
-def _quiet_optuna() -> None:
-    """Has Optuna say nothing of its own on the terminal; the lines of the jobs tell the same."""
-    with contextlib.suppress(ImportError):  # which Hydra reports
-        optuna = importlib.import_module("optuna")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _starts_processes(hydra: Any) -> bool:

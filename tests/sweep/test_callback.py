@@ -269,6 +269,18 @@ def test_a_search_knows_how_many_jobs_are_to_come(launch: Sweep, monkeypatch: py
     assert all(len(number.replace("0.", "").lstrip("0")) <= 4 for _, number in begun), begun
 
 
+@pytest.mark.filterwarnings("ignore")  # of Hydra's plugin, which is old
+def test_a_search_names_the_trials_that_its_study_has_already(launch: Sweep) -> None:
+    """Optuna adds the new ones, and may take an old one for the best."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
+    study = ("hydra.sweeper.storage=sqlite:///study.db", "hydra.sweeper.study_name=a")
+    told = [launch(lambda cfg: 0.5, "hparams_search=optuna", "hydra.sweeper.n_trials=2", *study)[1] for _ in range(2)]
+    line = "warning: the study a in hydra.sweeper.storage has 2 trials already, to which this search adds its own"
+    assert [line in out for out in told] == [False, True]
+    code, _, err = launch(lambda cfg: 0.5, "hparams_search=optuna", "hydra.sweeper.storage=sqlite:///no/study.db")
+    assert code == 2 and err.startswith("error: hydra.sweeper.storage cannot be used: ") and err.count("\n") == 1
+
+
 def test_jobs_know_their_sweep_by_its_name(launch: Sweep) -> None:
     seen = set()
     launch(lambda cfg: seen.add(os.environ.get("FEDLAB_SWEEP")) or 0.0, *GRID[2:])
