@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
@@ -24,6 +24,9 @@ CYCLE = (  # colours of lines that belong to no method: the whole palette
 )
 MAX_MARKED = 40  # points of a line, above which it has no marker at each point
 CHARACTERS_PER_INCH = 15  # of a caption
+WIDTH, HEIGHT = 6.4, 3.8  # in inches, of a picture with a legend below; the height without the legend
+LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
+LEGEND_CHARACTERS = 66  # of such a line, which the picture's width has room for
 DPI = 150  # dots per inch of a PNG
 FAST = {"compress_level": 3}  # of PNG files: the default takes three times as long for a tenth less
 STYLE = {  # matplotlib's settings
@@ -64,6 +67,32 @@ def new_figure(width: float, height: float, title: str, caption: str = "") -> "F
         words = fill(caption, int(CHARACTERS_PER_INCH * width)).replace("$", "\\$")
         figure.supxlabel(words, x=0.01, ha="left", color=GREY, fontsize=8)
     return figure
+
+
+def figure_with_legend(title: str, names: Iterable[str]) -> "Figure":
+    """A figure with room for `legend_below` with these names."""
+    lines = sum(in_legend(each).count("\n") + 1 for each in names)
+    return new_figure(WIDTH, HEIGHT + LEGEND_LINE_INCHES * lines, title)
+
+
+def in_legend(name: str) -> str:
+    """A name in lines that fit in a legend below the axes."""
+    return fill(label(name), LEGEND_CHARACTERS, break_on_hyphens=False)
+
+
+def legend_below(axes: "Axes", caption: str, several: bool = True) -> None:
+    """Draws caption and legend below the axes, one name on a line, because the names of settings are long."""
+    handles, names = axes.get_legend_handles_labels() if several else ([], [])
+    legend = axes.figure.legend(
+        handles,
+        names,
+        loc="outside lower left",
+        handlelength=3,
+        title=caption,
+        title_fontsize=8,
+        alignment="left",
+    )
+    legend.get_title().set(color=GREY, multialignment="left")
 
 
 def over_rounds(axes: "Axes", title: str, ylabel: str = "") -> None:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedlab_runner.core.metric_names import is_share
 from fedlab_runner.methods.registry import Line, Method, method_of, method_style, tell_apart
-from fedlab_runner.plots.style import GREY, STYLE, in_percent, new_figure, over_rounds, save, series
+from fedlab_runner.plots.style import (
+    GREY,
+    STYLE,
+    figure_with_legend,
+    in_legend,
+    in_percent,
+    legend_below,
+    over_rounds,
+    save,
+    series,
+)
 from fedlab_runner.sweep.ranking import best_first, comparable, judged, short
 from fedlab_runner.sweep.records import Job, Row, read
 from fedlab_runner.tracking.ending import judged_by
@@ -29,7 +39,6 @@ MAX_TICKS = 12  # values of a number that have a place each; more, and numbers t
 AXIS_CHARACTERS = 64  # that fit below an axis side by side; labels that take more are turned
 MIN_LOG_RATIO = 10  # of the largest value and the smallest, from which on the scale is logarithmic
 MANY_DECADES = 1000  # such a ratio from which on a logarithmic scale names only powers of ten
-LEGEND_LINE_INCHES = 0.22  # the height of a line of the legend
 CAPTION = "Means over seeds, shaded by a standard deviation where a setting has several."  # of the curves
 BEST = "The best setting of the other numbers at each value.\n"  # where lines would be too many
 # Further curves besides the objective's metric: file, key, and the keys of a band around it.
@@ -61,11 +70,15 @@ def plot_sweep(folder: Path) -> list[Path]:
             further = [each for each in CURVES if each[1] != of.metric]
             kind = [each.replace("/", "-") for each in of] if len(kinds) > 1 else []
             drawn += [_against(folder, rows, key, kind) for key in _numbers(rows)]
+            varying = {id(row): overrides for row, overrides in zip(rows, _varying(rows), strict=True)}
             for suffix, words, some in _groups(rows) if of.metric else ():
                 logged = [[_metrics(job) for job in row.finished] for row in some]
+                methods = [_method(row) for row in some]
+                labels = _labels(methods, ([each for each in varying[id(row)] if each not in words] for row in some))
                 for name, key, band in (("curves", of.metric, None), *further):
                     file = "-".join([name, *suffix, *kind])
-                    drawn.append(_over_rounds(folder, file, key, band, words, some, logged))
+                    title = ", ".join([key, *words])
+                    drawn.append(_over_rounds(folder, file, key, band, title, methods, labels, logged))
     return [path for path in drawn if path is not None]
 
 
@@ -85,11 +98,12 @@ def _against(folder: Path, rows: Sequence[Row], key: str, kind: Sequence[str]) -
         return None
     names = {float(text): text for row in rows if (text := _values(row).get(key))}
     places = sorted(names)
-    figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(lines), folder.name)
-    axes = figure.subplots()
     methods = [_method(line[0]) for line in lines.values()]
+    labels = _labels(methods, lines)
+    figure = figure_with_legend(folder.name, labels)
+    axes = figure.subplots()
     scaled = len(places) > MAX_TICKS or any(not each.is_integer() and float(f"{each:.4g}") != each for each in places)
-    for look, name, line in zip(tell_apart(methods), _labels(methods, lines), by_value.values(), strict=True):
+    for look, name, line in zip(tell_apart(methods), labels, by_value.values(), strict=True):
         x = sorted(line) if scaled else [places.index(value) for value in sorted(line)]
         _draw(axes, look, x, [line[value].values() for value in sorted(line)], name, joined=not scaled)
     if not scaled:
@@ -106,7 +120,7 @@ def _against(folder: Path, rows: Sequence[Row], key: str, kind: Sequence[str]) -
     axes.set(title=label(judged_by(*of) or "objective"), xlabel=label(key))
     if is_share(of.metric):
         in_percent(axes.yaxis)
-    _legend(axes, BEST * best + CAPTION, several=len(lines) > 1)
+    legend_below(axes, BEST * best + CAPTION, several=len(lines) > 1)
     return _saved(figure, folder, "-".join([key, *kind]))
 
 
@@ -130,34 +144,33 @@ def _over_rounds(
     name: str,
     key: str,
     band: tuple[str, str] | None,
-    words: Sequence[str],
-    rows: Sequence[Row],
+    title: str,
+    methods: Sequence[Method],
+    labels: Sequence[str],
     logged: Sequence[Sequence[Sequence[Mapping[str, Any]]]],
 ) -> Path | None:
     """Draws a metric over the rounds, a line for each setting; None if no run has it.
 
-    `logged` has a run's rows by setting and job; `words` say what distinguishes these settings from others.
+    `methods` and `labels` are the settings'; `logged` has a run's rows by setting and job.
     """
     if not any(found := [_by_round(runs, key) for runs in logged]):
         return None
     caption = CAPTION if band is None else "Means over seeds, shaded from the smallest to the largest client."
-    figure = new_figure(6.4, 3.8 + LEGEND_LINE_INCHES * len(rows), folder.name)
+    figure = figure_with_legend(folder.name, labels)
     axes = figure.subplots()
-    methods = [_method(row) for row in rows]
-    names = _labels(methods, _varying(rows))
-    for look, text, runs, values in zip(tell_apart(methods), names, logged, found, strict=True):
+    for look, text, runs, values in zip(tell_apart(methods), labels, logged, found, strict=True):
         if not values:
             continue
         _draw(axes, look, list(values), list(values.values()), text, spread=band is None)
         if band is not None:
             low, high = ([statistics.fmean(each) for each in _by_round(runs, edge).values()] for edge in band)
             axes.fill_between(list(values), low, high, color=look.colour, alpha=0.12, linewidth=0)
-    over_rounds(axes, label(", ".join([key, *words])))
+    over_rounds(axes, label(title))
     if is_share(key):
         in_percent(axes.yaxis)
     if "cosine" in key:
         axes.axhline(0, color=GREY, linewidth=0.8)
-    _legend(axes, caption)
+    legend_below(axes, caption)
     return _saved(figure, folder, name)
 
 
@@ -207,25 +220,10 @@ def _draw(
     stds = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
     every = max(1, len(x) // MARKERS_ON_LINE) if joined else 1
     style, marker, colour = look.linestyle if joined else "none", look.marker, look.colour
-    axes.plot(x, means, linestyle=style, color=colour, marker=marker, markevery=every, label=label(name))
+    axes.plot(x, means, linestyle=style, color=colour, marker=marker, markevery=every, label=in_legend(name))
     if spread and any(stds):
         low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _legend(axes: "Axes", caption: str, several: bool = True) -> None:
-    """Draws caption and legend below the axes, one name on a line, because the names of settings are long."""
-    handles, names = axes.get_legend_handles_labels() if several else ([], [])
-    legend = axes.figure.legend(
-        handles,
-        names,
-        loc="outside lower left",
-        handlelength=3,
-        title=caption,
-        title_fontsize=8,
-        alignment="left",
-    )
-    legend.get_title().set(color=GREY, multialignment="left")
 
 
 def _method(row: Row) -> Method:

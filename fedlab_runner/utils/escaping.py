@@ -37,7 +37,7 @@ _LATEX = {  # LaTeX's escapes
     **{each: f"\\{each}" for each in "{}$&#_%"},
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
     **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "''", "`": "\\textasciigrave{}"},
-    **{each: f"{{{each}}}" for each in "[*"},  # at the beginning of a row they would belong to the \\\\ before it
+    **{each: f"{{{each}}}" for each in "[*"},  # at the beginning of a row they belong to the line break before
     **{"\N{PLUS-MINUS SIGN}": "$\\pm$", "\N{EN DASH}": "--", "\N{NO-BREAK SPACE}": "~", "\N{MINUS SIGN}": "$-$"},
     **{"\N{HORIZONTAL ELLIPSIS}": "\\dots{}", "\N{MULTIPLICATION SIGN}": "$\\times$"},
 }

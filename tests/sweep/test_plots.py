@@ -187,6 +187,27 @@ def test_too_many_settings_are_drawn_by_the_best(
         assert "best 10 of 72 settings" in (folder / "plots" / "curves-best.svg").read_text()
 
 
+def test_the_best_settings_are_named_by_all_that_differs_in_the_sweep(tmp_path: Path, lines: Any) -> None:
+    """Also by what these settings share."""
+    for i in range(13):
+        job(tmp_path / "sweep", i / 20, f"algorithm=a{i}", f"home={'head' if i > 2 else 'none'}")
+    plot_sweep(tmp_path / "sweep")
+    assert [label for label, *_ in lines] == [f"a{i} home=head" for i in range(12, 2, -1)]
+
+
+def test_no_name_of_a_line_is_wider_than_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_saved", lambda figure, *_: drawn.append(figure))
+    for i in range(2):
+        job(tmp_path / "sweep", i / 20, *(f"data.{name}={'words' * 3}{i}" for name in "abcd"))
+    plot_sweep(tmp_path / "sweep")
+    for figure in drawn:
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+        assert figure.axes[0].get_window_extent().height > figure.dpi * 2.5
+
+
 @pytest.mark.parametrize("lowest", [0.0, 0.012345678])
 def test_a_searchs_many_values_are_points_on_a_scale(tmp_path: Path, lines: Any, lowest: float) -> None:
     """A place for each value would hide all of them; the numbers of a sampler have 17 digits."""
