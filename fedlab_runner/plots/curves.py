@@ -109,7 +109,7 @@ def staleness_histogram(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None
     axes.axvline(mean, color=ORANGE, linestyle="--", label=f"mean {mean:.1f}")
     axes.set(title="Updates by staleness", xlabel="rounds between start and arrival", ylabel="updates")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.grid(axis="x", visible=False)
     axes.legend()
 

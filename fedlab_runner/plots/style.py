@@ -100,7 +100,7 @@ def over_rounds(axes: "Axes", title: str, ylabel: str = "") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set(title=title, xlabel="round", ylabel=ylabel)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 

@@ -80,7 +80,7 @@ def _drawn(panel: Panel, chart: Chart, width: str, kind: str) -> bytes:
         )
         axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=across, ylabel=up)
         if panel.x_whole:
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
         return _saved(figure, kind)
 
 

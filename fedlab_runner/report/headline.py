@@ -34,8 +34,10 @@ def best_of(title: str, groups: Sequence[SeedGroup]) -> str:
             "no run is finished" if not done else "no run has a finite result" if not_finite(groups) else NO_EVALUATION
         )
         return f"{where}{said if title else said.capitalize()}."
-    if len(by_condition(groups)) == 1:
-        return where + _of_one_condition(groups, winners(groups))
+    if len(conditions) == 1:
+        (only,) = conditions
+        under = "" if len(by_condition(groups)) == 1 else f"{only[0].condition}: "
+        return where + under + _of_one_condition(only, winners(only))
     compared = [members for members in conditions if sum(bool(finished([each])) for each in members) > 1]
     if not compared:
         names = dict.fromkeys(each.name for each in groups if finished([each]))

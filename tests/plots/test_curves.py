@@ -120,3 +120,15 @@ def test_no_window_system_is_touched(tmp_path: Path) -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DISPLAY": ":99"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.png")], check=True, env=environment)
+
+
+@pytest.mark.parametrize("rounds", [[0], [1], [0, 1], [0, 4]])
+def test_rounds_on_an_axis_are_whole_and_different(rounds: list[int]) -> None:
+    figure = style.new_figure(4, 3, "")
+    axes = figure.subplots()
+    axes.plot(rounds, rounds, marker="o")
+    style.over_rounds(axes, "")
+    figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    shown = [text.get_text() for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high]
+    assert shown == [str(each) for each in range(rounds[0], rounds[-1] + 1)]
