@@ -71,7 +71,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_strides_and_shared_memory_survive_but_hidden_memory_does_not(tmp_path: Path) -> None:
     table = torch.arange(1_000_000.0).reshape(1000, 1000)
-    shared = torch.zeros(3)
+    shared = torch.zeros(6)[:3]
     payload = {"row": table[5], "transposed": torch.arange(6).reshape(2, 3).T, "one": shared, "same": shared}
     store = CheckpointStore(tmp_path, keep=2)
     path = store.save(0, CONFIG, payload)
@@ -273,6 +273,7 @@ BOTH = Checkpointing(seconds=30.0, rounds=10, share=0.05, keep=2, same_data=True
 
 def test_due() -> None:
     assert BOTH.due(3, 0, 30.0, 0.1) and BOTH.due(10, 0, 1.0, 0.1) and not BOTH.due(9, 0, 29.9, 0.1)
+    assert not BOTH.due(10, 7, 1.0, 0.1) and BOTH.due(17, 7, 1.0, 0.1), "counted from the last one"
     never = replace(BOTH, seconds=None, rounds=None, share=1.0, keep=1)
     assert not never.due(10**6, 0, 1e9, 0.1)
 

@@ -100,7 +100,10 @@ def test_few_steps_are_not_worth_a_fork() -> None:
         return rule.best(work_of(federation(build=build), **how), [Way(1, processes=True)], 10, 2, 1)[1]
 
     assert workers(mlp) == 2 and workers(mlp, correct=lambda g: g) == 1, "for new workers in each round"
+    assert workers(mlp, per_step=lambda work, rows, step: ()) == 1
     assert workers(pictures, correct=lambda g: g) == 2
+    nine = work_of(federation((20,) * 9, build=pictures))
+    assert rule.best(nine, [Way(8, processes=True)], 10, 2, 1)[1] == 2, "a chunk of eight and one of one"
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
@@ -129,6 +132,7 @@ def test_the_servers_steps_are_compiled_where_what_is_left_pays_for_it(tmp_path:
     assert run.compiles(family, "64 x 5", *many, 0) and not run.compiles(family, "8 x 5", *few, 0)
     assert run.compiles(family, "16 x 5", 1000, 1e6, 0), "small ones, of which a round has many"
     assert not run.compiles(family, "32 x 5", *many, 999), "for a single round"
+    assert not run.compiles(family, "24 x 5", 1, 1e9, 0), "50 s in all, of which compiled steps save few"
     copy = tmp_path / "copy"
     copy.mkdir()
     auto.adopt(tmp_path / "run" / _run_notes.NOTES_FILE, copy)
@@ -138,6 +142,8 @@ def test_the_servers_steps_are_compiled_where_what_is_left_pays_for_it(tmp_path:
     never = Auto(seconds=30.0, workers=2, compile=False)
     assert not never.bind_run(tmp_path / "other", 1000).compiles(family, "64 x 5", *many, 0)
     assert not auto.compiles(family, "64 x 5", *few, 0), "outside of a run"
+    family.device = torch.device("cuda")
+    assert not auto.bind_run(tmp_path / "gpu", 1000).compiles(family, "64 x 5", *many, 0)
 
 
 def test_the_rule_counts_the_rounds_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +204,16 @@ def test_what_does_not_agree_is_not_taken(tmp_path: Path, monkeypatch: pytest.Mo
     work = work_of(federation((20,) * 50))
     Auto(0.0, 2, compile=False).bind_run(tmp_path, 10).train(work)
     assert tried == [WHOLE, CHUNKS] and chosen(tmp_path) == [SHARED]
+
+
+def test_the_training_that_is_left_decides_whether_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(auto, "agrees", lambda work, name, *_: [tried.append(name)] != [])
+    monkeypatch.setattr(rule, "seconds_a_round", lambda work, way, *_: 1.0 if way.words == WHOLE else 9.0)
+    work = work_of(federation((20,) * 50))
+    for rounds, names in ((4, []), (5, [WHOLE])):
+        Auto(5.0, 2, compile=False).bind_run(tmp_path / str(rounds), rounds).train(work)
+        assert tried == names
 
 
 def test_long_runs_say_what_is_chosen_and_no_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

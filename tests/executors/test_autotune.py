@@ -108,6 +108,15 @@ def test_short_and_unmeasured_runs_go_by_the_rule(monkeypatch: pytest.MonkeyPatc
         choosing = auto._Choosing(settings, None, 1)
         assert choosing._on_gpu(work_of(federation()), 1) == SIDE_BY_SIDE
         assert choosing._on_gpu(work_of(federation(build=dropping)), 1) == REFERENCE
+    monkeypatch.setattr(auto, "obstacle", lambda work: "its loss waits for a number")
+    assert auto._Choosing(Auto(1e9, 2, compile=False), None, 1)._on_gpu(work_of(federation()), 1) == REFERENCE
+
+
+def test_the_training_that_is_left_decides_whether_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "fastest", lambda *_: Way(None))
+    monkeypatch.setattr(auto, "expected_seconds", lambda work: 1.0)
+    choosing = auto._Choosing(Auto(5.0, 2, compile=False), None, 9)
+    assert [choosing._on_gpu(work_of(federation()), rounds) for rounds in (4, 5)] == [SIDE_BY_SIDE, Way(None)]
 
 
 def test_ways_that_fail_are_not_ranked(monkeypatch: pytest.MonkeyPatch, measured: list[list[str]]) -> None:

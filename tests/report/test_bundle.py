@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import zipfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from fedlab_runner.report import bundle, cli, folders
+from fedlab_runner.report import bundle, cli, folders, ro_crate
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.bundles import contents
@@ -24,7 +25,7 @@ START = {
     "commit": "a" * 40,
     "own_commits": {"/somewhere/of/mine/code": "b" * 40},
     "threads": 1,
-    "versions": {"python": "3.11.7", "fedlab-runner": "0.1.0", "torch": "2.11.0"},
+    "versions": {"python": "3.11.7", "fedlab-runner": "0.0.9", "torch": "2.11.0"},
     "machine": {"processor": "Z80"},
     "code": {},
 }
@@ -75,6 +76,18 @@ def test_jobs_without_a_run_are_told(outputs: Path, tmp_path: Path) -> None:
     (sweep / "grid.json").write_text(json.dumps([["seed=0"], ["seed=1"]]))
     bundle.write(tmp_path / "b.zip", [outputs])
     assert b"\nJobs of the sweeps without a run: 2 not begun.\n" in contents(tmp_path / "b.zip")[bundle.README]
+
+
+def test_a_bundle_of_an_experiment_has_its_runs_alone_and_tells_the_options(outputs: Path, tmp_path: Path) -> None:
+    run = write_run(outputs, "experiment=late_clients", "rounds=2", rows=curve(0.1, 0.5, 0.6))
+    (sweep,) = (outputs / "sweeps").iterdir()
+    (sweep / "grid.json").write_text(json.dumps([["seed=0"], ["seed=1"]]))
+    assert bundle.write(tmp_path / "b.zip", [outputs], "late_clients", [0.55]).runs == 1
+    files = contents(tmp_path / "b.zip")
+    about = json.loads(files[bundle.ABOUT])
+    assert [about[key] for key in ("runs", "experiment", "targets")] == [[run.name], "late_clients", [0.55]]
+    assert {name.split("/")[1] for name in files if name.startswith("outputs/")} == {run.name}
+    assert b"Jobs of the sweeps" not in files[bundle.README], "they may be of another experiment"
 
 
 def test_the_same_runs_make_the_same_bytes(outputs: Path, tmp_path: Path) -> None:
@@ -170,7 +183,27 @@ def test_the_description_is_an_ro_crate(outputs: Path, tmp_path: Path) -> None:
     (action,) = [each for each in entities.values() if each.get("description") == START["command"]]
     assert action["@type"] == "CreateAction" and action["object"] == {"@id": "outputs/mine%20%231%20%C3%BC/config.yaml"}
     programs = {entities[each["@id"]]["name"]: entities[each["@id"]] for each in action["instrument"]}
+    assert programs["python"]["url"] == "https://www.python.org/"
+    assert programs["fedlab-runner"]["version"] == "0.0.9", "the one that computed the run"
     assert programs["torch"]["version"] == "2.11.0" and programs["torch"]["url"].startswith("https://pypi.org/")
+
+
+def test_a_run_is_an_action_from_its_config_that_a_summary_completes() -> None:
+    sizes = dict.fromkeys(["tables/runs.csv", "outputs/a/.hydra/hydra.yaml"], 1)
+    sizes |= dict.fromkeys([f"outputs/{run}/{name}" for run in "ab" for name in ("config.yaml", "metrics.jsonl")], 1)
+    sizes["outputs/a/summary.json"] = 1
+    crate = ro_crate.metadata(sizes, bundle.RUN_FILES, {"a": {}, "b": {}}, None, date(2026, 1, 2))
+    entities = {each["@id"]: each for each in crate["@graph"]}
+    ended, begun = entities["#run-a"], entities["#run-b"]
+    assert [each["actionStatus"].rpartition("/")[2] for each in (ended, begun)] == [
+        "CompletedActionStatus",
+        "ActiveActionStatus",
+    ]
+    assert begun["object"] == {"@id": "outputs/b/config.yaml"} and begun["result"] == {"@id": "outputs/b/metrics.jsonl"}
+    assert {"@id": "tables/runs.csv"} in entities["./"]["hasPart"] and len(entities["./"]["hasPart"]) == 3
+    choices = entities["outputs/a/.hydra/hydra.yaml"]
+    assert choices["encodingFormat"] == "application/yaml"
+    assert choices["description"] == bundle.RUN_FILES[bundle.CHOICES]
 
 
 def links(entity: dict[str, Any]) -> list[str]:

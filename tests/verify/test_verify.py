@@ -122,6 +122,7 @@ def test_metrics_that_were_changed_with_their_hashes_are_found(bundled: Path, tm
         ),
         ("config.yaml", "lr: [0-9.]+", "lr: 0.77", "its config is that of fed"),
         ("bundle.json", r'"fedavg-', '"fedavg2-', " is in bundle.json but missing"),
+        ("bundle.json", r'"fedavg-\w+",\s+', "", " is not in bundle.json"),
     ],
 )
 def test_what_does_not_follow_is_found(
@@ -129,6 +130,27 @@ def test_what_does_not_follow_is_found(
 ) -> None:
     code, text = verify(changed(tmp_path / "b.zip", bundled, name, old, new))
     assert code == 1 and words in text and "WRONG" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tables/runs.csv", None, "runs.csv is missing"),
+        ("tables/more.csv", b"a\n1\n", "more.csv does not follow from the metrics"),
+        (bundle.MANIFEST, b"a comment\n", f"{bundle.MANIFEST} has lines that list no file"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_found(
+    name: str, content: bytes | None, words: str, bundled: Path, tmp_path: Path, verify: Verify
+) -> None:
+    files, of_manifest = contents(bundled), name == bundle.MANIFEST
+    path = write(
+        tmp_path / "b.zip",
+        {**files, name: files[name] + (content or b"") if of_manifest else content},
+        listed=not of_manifest,
+    )
+    code, text = verify(path)
+    assert code == 1 and f"WRONG: {words}" in text
 
 
 def forge(outputs: Path, path: Path, change: Callable[[list[dict[str, float]]], object], rounds: int = 3) -> Path:
