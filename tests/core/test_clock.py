@@ -101,6 +101,13 @@ def test_a_fixed_list_is_asked_in_its_order_when_idle() -> None:
     assert [time.start(round).ids.tolist() for round in range(3)] == [[4, 2, 9], [], [4, 2, 9]]
 
 
+@pytest.mark.parametrize("participation", [UniformParticipation(8, None, 0), OverSelection(8, 1.0, 0)])
+def test_the_order_of_sampling_is_random(participation: Participation) -> None:
+    """Ties of over-selection go by it: no client may come first by its number."""
+    ids = np.array([clock(participation, seed=seed).start(0).ids for seed in range(300)])
+    assert (np.abs(ids.mean(0) - 14.5) < 2).all(), "each place has each of 30 clients as often"
+
+
 def test_over_selection_keeps_the_first_to_report() -> None:
     delay = HalfNormalDelay(std=10.0, draw="client")
     time = clock(OverSelection(cohort_size=4, factor=2.0, held_out_clients=0), delay)

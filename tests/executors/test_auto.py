@@ -84,7 +84,8 @@ def by_rule(work: Work, rounds: int, cores: int = 2, threads: int = 1, compile: 
 
 def test_the_rule_looks_at_the_model() -> None:
     cohort = (20,) * 50
-    assert by_rule(work_of(federation(cohort)), 100) == WHOLE, "small models: all in one call"
+    for threads in (1, 8):
+        assert by_rule(work_of(federation(cohort)), 100, threads=threads) == WHOLE, "small models: all in one call"
     assert by_rule(work_of(federation(cohort, build=wide(30_000))), 100) == SHARED, "large ones: one by one"
     assert by_rule(work_of(federation(cohort, build=pictures)), 100) == SHARED
     assert by_rule(work_of(federation((20,), build=pictures)), 100, threads=8) == "loop", "one client has all threads"
@@ -139,6 +140,7 @@ def test_the_servers_steps_are_compiled_where_what_is_left_pays_for_it(tmp_path:
     for folder in (tmp_path / "run", copy):  # what is noted stays, in whatever round a run continues
         again = auto.bind_run(folder, 1000)
         assert again.compiles(family, "64 x 5", *few, 999) and not again.compiles(family, "8 x 5", *many, 0)
+    assert [rule.compiling_pays(family, 1, 5e9, 1000, threads) for threads in (1, 8)] == [True, False]
     never = Auto(seconds=30.0, workers=2, compile=False)
     assert not never.bind_run(tmp_path / "other", 1000).compiles(family, "64 x 5", *many, 0)
     assert not auto.compiles(family, "64 x 5", *few, 0), "outside of a run"
@@ -383,8 +385,10 @@ def test_a_sample_is_the_work_of_some_clients() -> None:
     y, _ = Loop(compile=False).train(part)
     whole, _ = Loop(compile=False).train(work)
     assert torch.equal(y, whole[torch.from_numpy(part.ids)])
-    long = work_of(federation(training=local(epochs=50)))
+    long = work_of(federation(RAGGED * 8, training=local(epochs=50)))
     assert sample(long, 1e3).num_steps.max() == 8
+    half = sample(long, 2 * long.num_steps.max() / 8)
+    assert len(half.ids) == len(long.ids) // 2, "of 8 steps each, in a second"
 
 
 def test_bad_values() -> None:

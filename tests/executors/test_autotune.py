@@ -89,6 +89,13 @@ def test_a_measurement_beside_other_work_is_not_kept(
     assert "measures no compiled steps" in caplog.text
 
 
+def test_costs_are_those_of_a_step_and_what_the_first_turn_takes_more() -> None:
+    work = work_of(federation())
+    steps = int(work.num_steps.sum())
+    assert measuring.expected_seconds(work) == pytest.approx(steps * measuring.STEP_SECONDS), "of a small model"
+    assert measuring._cost(work, 5.0, [2.0, 1.0]) == Cost(4.0, 1.0 / steps)
+
+
 def test_a_gpu_shared_with_others_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda, used = torch.device("cpu"), torch.device("cuda"), [0]
     monkeypatch.setattr(measuring, "busy_cores", lambda: 0.1)

@@ -188,6 +188,7 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
         "distinct ids of the 2 asked clients, got numpy int64 [1]",
     ),
     (reporting, "reporting", (np.array([7, 1]), np.array([0])), "delays >= 0, int64 [2], got numpy int64 [1]"),
+    (reporting, "reporting", (np.array([7, 1]), np.array([0, -1])), "delays >= 0, int64 [2], got numpy int64 [2]"),
     (partition, "split", RIGHT[:2], "a list of 3 ascending int64 arrays of the indices of 3 examples, got a list of 2"),
     (partition, "split", [np.array([1, 0]), *RIGHT[1:]], "got numpy int64 [2] from 0 to 1"),
     (partition, "split", [*RIGHT[:2], np.array([2, 3])], "got numpy int64 [2] from 2 to 3"),

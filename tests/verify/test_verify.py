@@ -120,6 +120,7 @@ def test_metrics_that_were_changed_with_their_hashes_are_found(bundled: Path, tm
             '"test/accuracy": 0.9',
             "at_best in summary.json does not follow",
         ),
+        ("summary.json", r'("at_best": {)', r'\1"test/auc": 0.9,', "at_best in summary.json does not follow"),
         ("config.yaml", "lr: [0-9.]+", "lr: 0.77", "its config is that of fed"),
         ("bundle.json", r'"fedavg-', '"fedavg2-', " is in bundle.json but missing"),
         ("bundle.json", r'"fedavg-\w+",\s+', "", " is not in bundle.json"),
@@ -198,6 +199,8 @@ def test_an_objective_of_other_evaluations_is_found(tmp_path: Path, verify: Veri
         "rounds=3",
         "evaluation.every=2",
         "evaluation.summary=last",
+        "evaluation.last=1",
+        "evaluation.target=0.1",
     )
     run_in(tmp_path / "outputs" / run_id(cfg), cfg)
     fewer, shorter = (tmp_path / name / "b.zip" for name in ("fewer", "shorter"))
