@@ -247,9 +247,9 @@ def test_help_names_the_groups_and_what_to_type(tmp_path: Path) -> None:
             "participation.fraction=0.5",
             "participation.cohort_size and fraction: set exactly one of them and the",
         ),
-        ("local.lr=1e300", "local.lr must be > 0 and < 1e18, got 1e+300"),
-        ("algorithm=fedprox algorithm.mu=inf", "algorithm.mu must be >= 0 and < 1e18, got inf"),
-        ("local.lr=inf", "local.lr must be > 0 and < 1e18, got inf"),
+        ("local.lr=1e300", "local.lr must be > 0 and < 3e38, got 1e+300"),
+        ("algorithm=fedprox algorithm.mu=inf", "algorithm.mu must be >= 0 and < 3e38, got inf"),
+        ("local.lr=inf", "local.lr must be > 0 and < 3e38, got inf"),
         ("threads=1000000", "threads must be in [1, "),
         ("hydra.run.dir=/proc/nobody/x", "/proc/nobody: no folder can be made there (No such file or directory): give"),
         ("hydra.run.dir=file", "file: no folder can be made there (File exists): give another folder (hydra.run.dir; "),
@@ -371,6 +371,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments: str, line: str, com
     assert code == 2
     assert shown.startswith(f"error: {line}") and shown.count("\n") == 1
     assert not Path("outputs").exists()
+
+
+def test_a_product_of_numbers_that_no_float_holds_is_one_line(command: Command) -> None:
+    code, shown = command("algorithm=fedavg", "server_optimizer=adam", "server_optimizer.tau=1e38", *TINY)
+    line = "error: float32 cannot hold a number of the config, or a product of two: lower what is far above 1\n"
+    assert (code, shown) == (2, line)
 
 
 def test_all_faults_are_shown_a_line_each(command: Command) -> None:

@@ -88,6 +88,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
         return ["a value of the config is nested too deeply to be read"]
     if any("integer string conversion" in str(each) for each in _causes(error)):
         return ["a number has thousands of digits: whole numbers must be less than 2^48 in size"]
+    if any("cannot be converted to type float without overflow" in str(each) for each in _causes(error)):
+        return ["float32 cannot hold a number of the config, or a product of two: lower what is far above 1"]
     if isinstance(error, OverrideParseException):
         if (found := quoted(str(error.override))) is not None:
             return [f"cannot read {error.override!r}: {QUOTE}{shlex.quote(found)}"]

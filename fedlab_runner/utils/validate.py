@@ -6,14 +6,14 @@
         within("[0, 1)", momentum=self.momentum)
         one_of(("delta", "model"), late_policy=self.late_policy)
 
-A value of None passes everywhere: the type check of a config refuses it where a field may not be null. NaN, and numbers
-from 1e18 on, pass nowhere. One call checks several values against the same bound.
+A value of None passes everywhere: the type check of a config refuses it where a field may not be null. NaN, and what
+float32 cannot hold, pass nowhere. One call checks several values against the same bound.
 """
 
 from collections.abc import Callable, Collection, Sequence
 
 Number = float | int | None
-LIMIT = 1e18  # numbers must be smaller: float32 then holds their squares
+LIMIT = 3e38  # numbers must be smaller: float32 has none above 3.4e38
 
 
 def at_least(least: float, **values: Number) -> None:
@@ -61,5 +61,5 @@ def each_at_least(least: float, **values: Sequence[float] | None) -> None:
 def _check(is_right: Callable[[float], bool], words: str, values: dict[str, Number]) -> None:
     for name, value in values.items():
         if value is not None and not (is_right(value) and value < LIMIT):
-            more = " and < 1e18" if is_right(value) else ""
+            more = " and < 3e38" if is_right(value) else ""
             raise ValueError(f"{name} must be {words}{more}, got {value}")

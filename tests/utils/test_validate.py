@@ -7,10 +7,10 @@ import pytest
 from fedlab_runner.utils.validate import above, at_least, each_at_least, one_of, within
 
 CASES: list[tuple[Callable[..., None], Any, list[Any], list[Any], str]] = [
-    (at_least, 1, [1, 7, 2**48], [0, -1, math.nan, -math.inf], "x must be >= 1, got"),
+    (at_least, 1, [1, 7, 2**62], [0, -1, math.nan, -math.inf], "x must be >= 1, got"),
     (above, 0, [0.1, 1e-300], [0, -1, math.nan], "x must be > 0, got"),
-    (at_least, 1, [1], [math.inf, 1e18], "x must be >= 1 and < 1e18, got"),
-    (above, 0, [9e17], [math.inf, 1e18], "x must be > 0 and < 1e18, got"),
+    (at_least, 1, [1], [math.inf, 1e300], "x must be >= 1 and < 3e38, got"),
+    (above, 0, [1e38], [math.inf, 4e38], "x must be > 0 and < 3e38, got"),
     (within, "[0, 1)", [0, 0.99], [1, -0.1, math.nan, math.inf], "x must be in [0, 1), got"),
     (within, "(0, 1]", [1, 0.01], [0, 1.1, math.nan], "x must be in (0, 1], got"),
     (one_of, ("a", "b"), ["a", "b"], ["c", ""], "x must be one of a, b, got"),
