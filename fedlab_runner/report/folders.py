@@ -3,6 +3,7 @@
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +14,13 @@ from fedlab_runner.report.runs import Run, told_apart
 from fedlab_runner.sweep import records, states
 from fedlab_runner.tracking.recorder import METRICS
 from fedlab_runner.utils import checksummed_json
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.digest import digest
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.untrusted import Unreadable
 
-_Note = tuple[str | None, str | None]  # state and error of a job's record
+# State and error of a job's record, and its rounds if it has finished.
+_Note = tuple[str | None, str | None, int | None]
 
 
 class FoundRuns(NamedTuple):
@@ -49,16 +52,21 @@ def find(paths: Iterable[Path]) -> FoundRuns:
             raise UserError(f"{given} is not a folder: give folders of runs, such as outputs or outputs/sweeps/<id>")
         notes = _notes(path := given.resolve())
         for folder in _folders(path, notes):
-            places.setdefault(folder, (given.is_absolute(), notes.get(folder, (None, None))))
+            places.setdefault(folder, (given.is_absolute(), notes.get(folder, (None, None, None))))
     found, unreadable = dict[tuple[str, str], Run](), dict[str, str]()
-    for folder, (absolute, note) in places.items():
+    for folder, (absolute, (state, error, rounds)) in places.items():
         try:
-            run = read_run(folder, *note)
+            run = read_run(folder, state, error)
         except Unreadable as fault:
             unreadable[str(folder) if absolute else os.path.relpath(folder)] = str(fault)
             continue
         if run is None:
             continue
+        if rounds is not None and run.rounds > rounds:
+            told = (
+                f"its sweep asked for {count_of(rounds, 'round')}: it has been made longer, which is another condition"
+            )
+            run = replace(run, warnings=[*run.warnings, told])
         copies = folder.name, digest(without_volatile(run.config))
         if copies not in found or run.rank > found[copies].rank:
             found[copies] = run
@@ -169,15 +177,24 @@ def _run_folder(sweep: Path, job: Mapping[str, Any]) -> Path | None:
 def _notes(path: Path) -> dict[Path, _Note]:
     """State and error in the records of the sweeps in a folder, by the run's folder.
 
-    If several sweeps have a record of one run, a failure takes precedence.
+    If several sweeps have a record of one run, a failure takes precedence, and the most rounds count.
     """
     jobs = [(_run_folder(sweep, job), job) for sweep in _sweeps(path) for _, job in _job_files(sweep)]
     found = dict[Path, _Note]()
     for folder, job in sorted(jobs, key=lambda each: each[1].get("status") == states.FAILED):
         if folder is not None:
             error = str(job.get("error") or "") if job.get("status") == states.FAILED else ""
-            found[folder] = str(job.get("status")), error or None
+            known = [found.get(folder, (None, None, None))[2], _rounds(job)]
+            most = max((each for each in known if each is not None), default=None)
+            found[folder] = str(job.get("status")), error or None, most
     return found
+
+
+def _rounds(job: Mapping[str, Any]) -> int | None:
+    """The rounds of a finished job, by its record."""
+    summary = job.get("summary")
+    rounds = summary.get("rounds") if isinstance(summary, dict) and job.get("status") == states.FINISHED else None
+    return rounds if isinstance(rounds, int) else None
 
 
 def _job_files(sweep: Path) -> list[tuple[Path, dict[str, Any]]]:

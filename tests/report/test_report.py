@@ -912,6 +912,20 @@ def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> 
         assert find([tmp_path]).runs
 
 
+@pytest.mark.parametrize(("asked", "is_told"), [((2,), True), ((2, 4), False), ((4,), False)])
+def test_a_run_that_is_longer_than_its_sweeps_asked_for_is_said(
+    asked: tuple[int, ...], is_told: bool, tmp_path: Path
+) -> None:
+    """Its number is that of a condition of its own, and a sweep's table has another one."""
+    folder = write_run(tmp_path, "algorithm=fedavg", "rounds=4", rows=curve(0.1, 0.2, 0.3, 0.4, 0.5))
+    for rounds in asked:
+        (jobs := tmp_path / "sweeps" / f"of-{rounds}" / "jobs").mkdir(parents=True)
+        job = {"folder": f"outputs/{folder.name}", "status": "finished", "summary": {"rounds": rounds}}
+        (jobs / "a.json").write_text(checksummed_json.text(job))
+    told = "its sweep asked for 2 rounds: it has been made longer, which is another condition"
+    assert (told in written(tmp_path)["report.md"]) == is_told
+
+
 def test_keys_of_a_method_are_told_in_small_print_and_long_errors_are_cut(tmp_path: Path) -> None:
     table = ReportTable(
         ["method", "x"], [[cell("fedavg local.lr=0.1 local.epochs=2"), cell("1")], [cell("delay.std=5"), cell("2")]]
