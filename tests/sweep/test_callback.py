@@ -889,6 +889,23 @@ def test_a_job_on_slurm_may_be_put_back() -> None:
     assert launcher.max_num_timeout > 0 and launcher.signal_delay_s < 60 * launcher.timeout_min
 
 
+def test_a_job_on_slurm_has_the_cores_that_it_asks_for(
+    launch: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun of Slurm 22.05 and later does not take them over from sbatch."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
+    for name, source in {"srun": "echo ${SRUN_CPUS_PER_TASK-} > cores", "sbatch": "bash $1; exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{source}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join((str(tmp_path), os.environ["PATH"])))
+    monkeypatch.delenv("SRUN_CPUS_PER_TASK", raising=False)
+    for asked in ("4", ""):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", asked)  # which Slurm sets
+        words = ("hydra/launcher=slurm", f"hydra.launcher.cpus_per_task={asked or 'null'}")
+        assert launch(lambda cfg: 0.0, *words)[0] == 2
+        assert Path("cores").read_text() == f"{asked}\n"
+
+
 def test_a_job_in_a_process_of_a_launcher_is_not_stopped_by_a_lost_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """It logs its beginning."""
     monkeypatch.setattr(streams, "_optional", [])
