@@ -5,7 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 from typing import Any
 
@@ -38,7 +38,7 @@ class SeedGroup:
     style: Method
     left_out: Sequence[Run] = ()  # runs with rows whose seed is that of a run above, which counts in their place
 
-    @property
+    @cached_property
     def finished(self) -> dict[Any, float]:
         """The objective of each seed that has one."""
         return {run.seed: value for run in self.runs if (value := run.objective) is not None}
@@ -136,7 +136,8 @@ def blocks(groups: Sequence[SeedGroup]) -> list[tuple[str, list[SeedGroup]]]:
         keys.sort(key=lambda key: (CONDITIONS.index(key.partition(".")[0]), key.count(".")))
         told = _telling(keys, first, (1 << len(ranked)) - 1, having)
         found.append((label(first, told), group(run for each in block for run in each.runs)))
-    return found
+    titles = ranking.short([title for title, _ in found])
+    return [(title, members) for title, (_, members) in zip(titles, found, strict=True)]
 
 
 def _telling(keys: Sequence[str], one: Setting, left: int, having: Mapping[tuple[str, str], int]) -> list[str]:

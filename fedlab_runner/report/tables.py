@@ -21,7 +21,7 @@ from fedlab_runner.report.formatting import (
 from fedlab_runner.report.grouping import SeedGroup
 from fedlab_runner.report.runs import Run
 from fedlab_runner.report.stats import MIN_SEEDS, mean, std, total
-from fedlab_runner.sweep import states
+from fedlab_runner.sweep import ranking, states
 from fedlab_runner.utils.counting import count_of
 
 SUMS = (  # metrics of which a table shows the sum over the rounds: key, heading, unit
@@ -31,6 +31,7 @@ SUMS = (  # metrics of which a table shows the sum over the rounds: key, heading
     ("cost/server_gflops", "server's work", "GFLOPs"),
 )
 CACHE = "cost/server_cache_mb"  # metric key of the server's cache
+MAX_COLUMNS = 12  # conditions of the comparison, above which they are its rows
 NOTHING = cell(NONE, muted=True)  # a cell without a value
 
 
@@ -83,7 +84,8 @@ def best(groups: Iterable[SeedGroup]) -> SeedGroup | None:
 def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
     """The table of methods (rows) and conditions (columns): mean and standard deviation over seeds, the best in bold.
 
-    A column has only the decimals that mean something in view of its standard deviations.
+    A condition has only the decimals that mean something in view of its standard deviations. Many conditions of fewer
+    methods are the rows.
     """
     columns = by_condition(groups)
     tops = [winners(members) for members in columns.values()]
@@ -99,13 +101,18 @@ def comparison(groups: Sequence[SeedGroup]) -> ReportTable:
             row.append(result([found] if found else [], bold=bold, digits=digits, usual=usual))
         rows.append(row)
     metric = groups[0].runs[0].metric
-    header = ["method", *(condition or metric for condition in columns)]
+    conditions = ranking.short([condition or metric for condition in columns])
+    header = ["method", *conditions]
+    turned = len(columns) > max(MAX_COLUMNS, len(rows))
+    if turned:
+        header = ["condition", *(row[0].lines[0] for row in rows)]
+        rows = [[cell(name), *(row[i] for row in rows)] for i, name in enumerate(conditions, 1)]
     over = f"over {count_of(usual, 'seed') if usual else 'seeds'}" + (
         "" if seeds_agree(groups, usual) else ", where no other number is given"
     )
-    title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each column in bold"
-    title += eligible_words(groups)
-    return ReportTable(header, rows, title=title, units=["", *(unit(metric) for _ in columns)])
+    title = f"{metric}: mean {PLUS_MINUS} standard deviation (n - 1) {over}; the best of each "
+    title += f"{'row' if turned else 'column'} in bold{eligible_words(groups)}"
+    return ReportTable(header, rows, title=title, units=["", *(unit(metric) for _ in header[1:])])
 
 
 def usual_seeds(groups: Sequence[SeedGroup]) -> int:

@@ -366,6 +366,24 @@ def test_the_methods_of_a_block_are_named_by_what_differs_between_blocks() -> No
     assert named == {"delay=late": "1 run: FedAvg local.lr=2.", "delay=none": "1 run: FedAvg local.lr=1."}
 
 
+def test_many_conditions_are_rows_with_numbers_of_four_digits() -> None:
+    made = [
+        run(name, "none", 0, top, train_fraction=0.1234567 + i / 100)
+        for i in range(tables.MAX_COLUMNS + 1)
+        for name, top in (("fedavg", 0.5), ("fedbuff", 0.6))
+    ]
+    for runs in (made, made[2:]):
+        table = tables.comparison(grouping.group(runs))
+        names = ["train_fraction=0.1235", "train_fraction=0.1335", "train_fraction=0.1435"]
+        if runs == made:
+            assert table.header == ["condition", "FedAvg", "FedBuff"] and table.units == ["", "%", "%"]
+            assert [row[0].lines[0] for row in table.rows[:3]] == names and len(table.rows) == tables.MAX_COLUMNS + 1
+            assert [(each.lines[0], each.bold) for each in table.rows[0][1:]] == [("50.0", False), ("60.0", True)]
+            assert table.title.endswith("the best of each row in bold")
+        else:
+            assert table.header[:3] == ["method", *names[1:]] and table.title.endswith("of each column in bold")
+
+
 def test_a_block_without_a_result_comes_last() -> None:
     made = [run("fedavg", "late", 0, math.nan), run("fedprox", "none", 0, 0.4, num_clients=50)]
     found = [members[0].name for _, members in grouping.blocks(grouping.group(made))]
