@@ -213,9 +213,12 @@ def matrix(groups: Sequence[SeedGroup]) -> ReportTable | None:
         found = [last[id(run)] for run in group.runs if run.finished]
         row = [cell(group.name)]
         for name in cells:
-            values, worst = ([r[key] for r in found if key in r] for key in (name, f"{name}_worst_decile"))
+            both = (name, f"{name}_worst_decile")
+            values, worst = ([r[key] for r in found if math.isfinite(r.get(key, math.nan))] for key in both)
+            seeds = count_of(len(values), "seed") if len(values) < len(found) else ""
             remark = f"worst tenth {spread(worst, name, digits=digits)}" if worst else ""
-            row.append(cell(spread(values, name, digits=digits), remark, sort=mean(values)) if values else NOTHING)
+            words = spread(values, name, digits=digits)
+            row.append(cell(words, seeds, remark, sort=mean(values)) if values else NOTHING)
         rows.append(row)
     return ReportTable(["method", *cells], rows, title=groups[0].condition, units=["", *(unit(name) for name in cells)])
 

@@ -366,6 +366,14 @@ def test_the_methods_of_a_block_are_named_by_what_differs_between_blocks() -> No
     assert named == {"delay=late": "1 run: FedAvg local.lr=2.", "delay=none": "1 run: FedAvg local.lr=1."}
 
 
+def test_a_cell_of_the_matrix_says_how_many_seeds_have_it() -> None:
+    made = [run("fedavg", "none", seed, 0.5) for seed in range(3)]
+    for each, accuracy in zip(made, (0.5, 0.7, math.nan), strict=True):
+        each.rows[-1]["client/own"] = accuracy
+    table = tables.matrix(grouping.group(made))
+    assert table is not None and table.rows[0][1].lines == ("60 \N{PLUS-MINUS SIGN} 14", "2 seeds")
+
+
 def test_many_conditions_are_rows_with_numbers_of_four_digits() -> None:
     made = [
         run(name, "none", 0, top, train_fraction=0.1234567 + i / 100)
