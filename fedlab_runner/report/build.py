@@ -34,7 +34,7 @@ SHARED_KEYS = (
 
 # What the overview says of the jobs without a run, by their state.
 NO_RUN = {
-    states.FAILED: "that failed and have no run's folder",
+    states.FAILED: "that failed without a run's folder",
     states.MISSING: "of which the run's folder is gone",
     states.NOT_BEGUN: "not begun",
 }

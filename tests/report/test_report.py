@@ -784,7 +784,7 @@ def test_jobs_without_a_run_are_counted_and_named(tmp_path: Path) -> None:
         assert subtitle == "20 runs: 2 finished, 2 failed, 2 missing, 14 not begun"
         assert "Without a result: 2 failed, 2 missing, 14 not begun." in text
         assert "2 jobs of which the run's folder is gone: seed=1; seed=2." in text
-        assert "2 jobs that failed and have no run's folder: seed=3; seed=4." in text
+        assert "2 jobs that failed without a run's folder: seed=3; seed=4." in text
         assert "| \N{EN DASH} | it is of another config | seed=3; seed=4 | 2 |" in text
         assert "14 jobs not begun: seed=6; seed=7; " in text and "seed=17; and 2 more." in text
 
