@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlab_runner.augment.crop_flip import CropFlip
 from fedlab_runner.core.additions import Proximal, Pull
 from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.model_family import Batch, FunctionalModel
@@ -28,7 +29,7 @@ from fedlab_runner.executors.auto import Auto
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from tests.executors.test_contract import dropping
-from tests.helpers.toy import federation
+from tests.helpers.toy import federation, local
 from tests.helpers.work import work_of
 
 WAYS = [REFERENCE, SIDE_BY_SIDE, Way(None), Way(None, compile=True)]
@@ -126,6 +127,23 @@ def test_the_training_that_is_left_decides_whether_it_is_measured(monkeypatch: p
     assert [choosing._on_gpu(work_of(federation()), rounds) for rounds in (4, 5)] == [SIDE_BY_SIDE, Way(None)]
 
 
+def test_what_a_way_takes_once_counts_once(monkeypatch: pytest.MonkeyPatch, measured: list[list[str]]) -> None:
+    work = work_of(federation())
+    steps = int(work.num_steps.sum())
+    monkeypatch.setattr(timed, "measure", lambda *_: {LOOP: Cost(10.0 * steps, 1.0), CHUNKS: Cost(0.0, 3.0)})
+    assert [timed.fastest(work, WAYS[:2], rounds) for rounds in (4, 6)] == [SIDE_BY_SIDE, REFERENCE]
+
+
+def test_what_is_measured_again_replaces_what_was_known(
+    monkeypatch: pytest.MonkeyPatch, measured: list[list[str]]
+) -> None:
+    """The machine is slower than before, for all ways alike."""
+    later = {LOOP: Cost(0.0, 30.0), WHOLE: Cost(0.0, 10.0), COMPILED: Cost(0.0, 5.0)}
+    first = {LOOP: Cost(0.0, 3.0), WHOLE: Cost(0.0, 1.0)}
+    monkeypatch.setattr(timed, "measure", lambda _, executors: later if COMPILED in executors else first)
+    assert timed.fastest(work_of(federation()), [REFERENCE, Way(None), Way(None, compile=True)], 1000) == WAYS[3]
+
+
 def test_ways_that_fail_are_not_ranked(monkeypatch: pytest.MonkeyPatch, measured: list[list[str]]) -> None:
     costs = {LOOP: Cost(0.0, 3.0), CHUNKS: Cost(9.0, None), WHOLE: Cost(0.0, None)}
     monkeypatch.setattr(timed, "measure", lambda *_: costs)
@@ -180,7 +198,19 @@ def test_each_function_is_a_kind_of_its_own() -> None:
     plain = work_of(federation())
     work = [plain, *(replace(plain, loss=each) for each in (own_loss, doubled))]
     work += [replace(plain, penalty=each) for each in (Proximal(0.1), Pull())]
+    work += [replace(plain, perturb=own_loss), replace(plain, frozen=("2.bias",))]
+    work += [replace(plain, local=local(batch_size=4)), replace(plain, local=local(optimizer="adam"))]
+    work += [(narrow := work_of(federation())), (mirrored := work_of(federation()))]
+    narrow.family.autocast, mirrored.client_data.augment = torch.bfloat16, CropFlip(0, 0.5)
     assert len({memory.kind_of(each) for each in work}) == len(work)
+
+
+def test_a_client_alone_is_a_kind_and_like_numbers_share_measurements() -> None:
+    works = [work_of(federation((8,) * clients)) for clients in (1, 4, 7, 8)]
+    kinds, shapes = ([of(each) for each in works] for of in (memory.kind_of, memory.shape_of))
+    assert kinds[0] != kinds[1] == kinds[2] == kinds[3]
+    shapes += [memory.shape_of(work_of(federation((8,) * 8, training=local(epochs=epochs)))) for epochs in (5, 6)]
+    assert len(set(shapes)) == 4 and shapes[1] == shapes[2] and shapes[4] == shapes[5], "up to a factor of two"
 
 
 def test_other_code_threads_and_machines_have_their_own(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -54,7 +54,9 @@ def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "fedavg-1", "feddle-2")
     with WandbServer() as server:
         ran = command(tmp_path, server.url, "--sweep", str(sweep))
-        (view,) = server.views
+        told = command(tmp_path, server.url, "--entity", "a-team", "--project", "mine")
+        view, of_all = server.views
+    assert told.returncode == 0 and (of_all["entityName"], of_all["projectName"]) == ("a-team", "mine")
     assert ran.returncode == 0, ran.stderr
     assert re.match(r"http.*/tester/fedlab_runner\?nw=\w+", ran.stdout)
     assert (view["entityName"], view["projectName"]) == ("tester", "fedlab_runner")
@@ -68,6 +70,7 @@ def test_one_command_saves_the_workspace(tmp_path: Path) -> None:
         key for *_, panels in wandb_workspace.LINES for _, keys in panels for key in keys
     }
     assert all(line["xAxis"] == "round" and line["groupAgg"] == "mean" for line in lines)
+    assert all(line["groupArea"] == "stddev" for line in lines)
     (runs,) = spec["section"]["runSets"]
     assert all(name in json.dumps(runs["filters"]) for name in ("fedavg-1-0a1b", "feddle-2-0a1b"))
     assert {"section": "run", "name": "group"} in runs["grouping"], "seeds of a setting are one line"

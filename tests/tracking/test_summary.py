@@ -42,6 +42,14 @@ def test_the_four_rules() -> None:
         assert summary(curve(VALUES), rule=rule)["objective"] == result[rule]
 
 
+@pytest.mark.parametrize(("target", "round"), [(0.5, 10), (0.9, 20), (0.91, None)])
+def test_a_value_as_good_as_the_target_reaches_it(target: float, round: int | None) -> None:
+    assert summary(curve(VALUES), target=target)["rounds_to_target"] == round
+    losses = {each: 1 - value for each, value in VALUES.items()}
+    told = summary(curve(losses, "test/loss"), metric="test/loss", target=1 - target)
+    assert told["rounds_to_target"] == round
+
+
 def test_the_final_metrics_are_those_of_the_last_round() -> None:
     """What is absent there, as staleness is when nothing arrives, does not come from an earlier one."""
     rows = curve(VALUES)

@@ -31,6 +31,7 @@ def test_equal_is_to_the_bit_and_a_missing_number_equals_another() -> None:
         ("test/accuracy", 0.75, 0.25, WITHIN),
         ("train/loss", 0.00201, 0.01, WITHIN),  # relative
         ("train/loss", 0.0021, 0.01, DIFFERENT),
+        ("train/loss", 0.004, 0.5, WITHIN),  # to the larger one
         ("train/loss", math.nan, 0.5, DIFFERENT),
         ("train/loss", -0.002, 0.99, DIFFERENT),
     ],

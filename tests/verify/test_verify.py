@@ -209,6 +209,8 @@ def test_an_objective_of_other_evaluations_is_found(tmp_path: Path, verify: Veri
     assert verify(fewer)[0] == verify(shorter)[0] == 0, "all files fit each other"
     code, text = verify(fewer, "--cells", 1)
     assert code == 1 and re.search(r"to the bit\n +DIFFERENT: objective 0\.\d+ there, 0\.\d+ here", text), text
+    code, text = verify(changed(tmp_path / "target.zip", fewer, "summary.json", r'_target": \w+', '_target": 77'))
+    assert code == 1 and "rounds_to_target in summary.json does not follow" in text
     code, text = verify(shorter, "--cells", 1)
     assert code == 1 and re.search(r"DIFFERENT: 1 of \d+ values, the first test/accuracy in round 1: 0\.99", text), text
 
