@@ -244,6 +244,13 @@ def test_steps_are_recorded_on_a_gpu_alone_and_never_with_dropout() -> None:
     assert recorded(dropping, "cuda") == recorded(mlp, "cpu") == set()
 
 
+def test_cohorts_of_many_values_do_not_train_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(federation((9,) * 30))
+    for most, whole in ((30 * work.family.size, True), (30 * work.family.size - 1, False)):
+        monkeypatch.setattr("fedlab_runner.executors._autotune.ways.MAX_WHOLE_VALUES", most)
+        assert (Way(None) in fitting(work, compile=False)) == whole
+
+
 def test_what_chooses_an_executor_on_the_command_line_builds_it() -> None:
     assert len(WAYS) == len({way for way in WAYS.values()}) == 13
     for words, way in WAYS.items():

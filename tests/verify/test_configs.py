@@ -53,6 +53,7 @@ def test_only_what_decides_the_numbers_comes_from_the_bundle() -> None:
     assert ours["dataset"]["root"] == theirs["dataset"]["root"] != "/etc" and ours["dataset"]["download"] is False
     assert ours["server_data"]["root"] == theirs["server_data"]["root"] and ours["server_data"]["cache"] is None
     assert (ours["threads"], ours["device"]) == (2, "cpu"), "those of the run"
+    assert here(theirs, noted={"machine": {"gpu": "an old one"}})["device"] == "auto", "a GPU if there is one"
 
 
 def test_each_key_that_is_not_part_of_the_id_is_looked_at() -> None:
@@ -122,12 +123,21 @@ def test_a_number_of_threads_that_is_none_is_ignored(threads: Any) -> None:
 def test_the_folder_of_images_of_ones_own_is_kept_unless_it_is_given(tmp_path: Path) -> None:
     config = values("dataset=image_folder", "dataset.root=/theirs", "dataset.cache=/theirs/cache")
     assert here(config)["dataset"] | {"root": "/theirs", "cache": None, "name": "/theirs"} == here(config)["dataset"]
+    servers = values("server_data=image_folder", "server_data.root=/theirs")
+    assert here(servers)["server_data"]["root"] == "/theirs", "although imagenet_mh has a folder for the same class"
     moved = here(config, "dataset.root=/mine")
     assert (moved["dataset"]["root"], moved["dataset"]["name"]) == ("/mine", "/theirs")
     assert check(OmegaConf.create(moved)).run_id == check(OmegaConf.create(config)).run_id
 
 
 LOOP = {"_target_": f"{configs.EXECUTORS}.loop.Loop", "compile": False}
+
+
+def test_graphs_of_a_gpu_are_chunks_of_the_same_clients_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {"_target_": f"{configs.EXECUTORS}.cuda_graph.CudaGraph", "chunk_size": 7, "compile": True}
+    for gpu, kind in ((True, "cuda_graph.CudaGraph"), (False, "vectorized.Vectorized")):
+        monkeypatch.setattr(configs, "_has_gpu", lambda gpu=gpu: gpu)
+        assert configs.executor(recorded) == recorded | {"_target_": f"{configs.EXECUTORS}.{kind}", "compile": gpu}
 
 
 @pytest.mark.parametrize(
