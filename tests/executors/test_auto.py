@@ -249,6 +249,18 @@ def test_cohorts_of_many_values_do_not_train_in_one_call(monkeypatch: pytest.Mon
     for most, whole in ((30 * work.family.size, True), (30 * work.family.size - 1, False)):
         monkeypatch.setattr("fedlab_runner.executors._autotune.ways.MAX_WHOLE_VALUES", most)
         assert (Way(None) in fitting(work, compile=False)) == whole
+    for clients, whole in ((10, False), (11, True)):
+        work = work_of(federation((9,) * clients))
+        work.family.device = torch.device("cuda")
+        assert (Way(None) in fitting(work, compile=False)) == whole, "ten are a chunk"
+
+
+def test_a_way_runs_where_there_is_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, compiler in ((False, False), (False, True), (True, False)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr("fedlab_runner.executors._autotune.ways.has_compiler", lambda compiler=compiler: compiler)
+        ways = Way(1), Way(1, recorded=True), Way(1, compile=True)
+        assert [way.runs_here() for way in ways] == [True, gpu, compiler]
 
 
 def test_what_chooses_an_executor_on_the_command_line_builds_it() -> None:

@@ -19,7 +19,7 @@ from fedlab_runner.report import bundle
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils import checksummed_json
-from fedlab_runner.verify import cli, recompute
+from fedlab_runner.verify import cli, environment, recompute
 from fedlab_runner.verify.recompute import choose
 from tests.helpers.bundles import contents, write
 from tests.helpers.composed import composed
@@ -221,7 +221,9 @@ def test_other_examples_are_named(bundled: Path, tmp_path: Path, verify: Verify)
     assert code == 0 and "the clients have other examples: partition.csv differs" in text
 
 
-def test_what_differs_in_the_environment_is_named(bundled: Path, tmp_path: Path, verify: Verify) -> None:
+def test_what_differs_in_the_environment_is_named(
+    bundled: Path, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = contents(bundled)
     for number, name in enumerate(each for each in sorted(files) if each.endswith("commands.jsonl")):
         start = json.loads(files[name])
@@ -229,8 +231,9 @@ def test_what_differs_in_the_environment_is_named(bundled: Path, tmp_path: Path,
         start["machine"]["processor"] = "Z80"
         start["machine"]["gpu"] = "an old one"
         start["commit"] = "c" * 40
-        if number == 0:
+        if "fedavg-" in name:
             start["code"]["fedlab_runner.algorithms.fedavg"] = "0" * 12
+        if number == 0:
             start["versions"]["numpy"] = "\x1b[2J"
         files[name] = json.dumps(start).encode() + b"\n"
     _, text = verify(write(tmp_path / "b.zip", files))
@@ -239,7 +242,10 @@ def test_what_differs_in_the_environment_is_named(bundled: Path, tmp_path: Path,
     assert re.search(r"environment numpy: .*\(1 run\) there, \d", text)
     assert re.search(r"environment gpu: an old one there, ", text)
     assert f"environment commit: {'c' * 8} there, " in text
-    assert "environment code: fedlab_runner.algorithms.fedavg differ (1 run)" in text
+    assert "environment code: fedlab_runner.algorithms.fedavg differ (2 runs)" in text
+    ours = environment.here()
+    monkeypatch.setattr(environment, "here", lambda: ours | {"gpu": "an old one"})
+    assert "environment gpu" not in verify(tmp_path / "b.zip")[1]
 
 
 # Which runs, where, with whose code.
