@@ -4,8 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from fedlab_runner.executors._messages import started
+from fedlab_runner.executors._sending import dumped, loaded
 
 CHILD = """
 import sys
@@ -29,3 +32,13 @@ def test_a_process_finds_modules_where_the_run_does(
     path = channel.receive().error.decode()
     channel.close()
     assert process.wait(10) == 0 and repr(str(own)) in path and (repr(str(work)) in path) == bool(first)
+
+
+def test_a_tensor_is_sent_once_and_what_is_frozen_stays_so() -> None:
+    layer = nn.Linear(100, 100)
+    layer.bias.requires_grad_(False)
+    sent = dumped([layer, layer.weight])
+    assert len(sent) < 2 * layer.weight.nbytes, "at two places"
+    found, weight = loaded(sent, torch.device("cpu"))
+    assert found.weight is weight and torch.equal(weight, layer.weight)
+    assert (found.weight.requires_grad, found.bias.requires_grad) == (True, False)

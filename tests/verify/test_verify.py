@@ -23,6 +23,7 @@ from fedlab_runner.verify import cli, environment, recompute
 from fedlab_runner.verify.recompute import choose
 from tests.helpers.bundles import contents, write
 from tests.helpers.composed import composed
+from tests.helpers.report_files import write_run
 
 ACCURACY = "test/accuracy"  # the metric of the objectives
 Verify = Callable[..., tuple[int, str]]
@@ -257,6 +258,14 @@ def test_runs_are_drawn_from_all_settings_in_turn(outputs: Path) -> None:
     assert all(len({name.partition("-")[0] for name in names}) == 2 for names in two)
     assert len({frozenset(names) for names in two}) == 4, "another draw, other seeds"
     assert len(choose(groups, "99", 0)) == 4 and choose(groups, "0", 0) == []
+
+
+def test_a_name_that_begins_another_is_that_of_its_run(tmp_path: Path) -> None:
+    for seed, name in ((0, "run1"), (1, "run10")):
+        write_run(tmp_path, f"seed={seed}", rows=[{ACCURACY: 0.1}]).rename(tmp_path / name)
+    groups = group(find([tmp_path]).runs)
+    told = {words: [run.name for run in choose(groups, words, 0)] for words in ("run1", "run", "run10,run1,run")}
+    assert told == {"run1": ["run1"], "run": ["run1", "run10"], "run10,run1,run": ["run10", "run1"]}
 
 
 def test_runs_that_are_kept_are_not_computed_again(bundled: Path, tmp_path: Path, verify: Verify) -> None:
