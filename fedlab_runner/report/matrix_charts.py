@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from fedlab_runner.core.metric_names import MODELS, cell_of
 from fedlab_runner.methods.registry import Line
@@ -22,14 +23,8 @@ def matrix_charts(groups: Sequence[SeedGroup], lines: Mapping[str, Line], most: 
     found = []
     for condition, members in by_condition(groups).items():
         shown = most_interesting(members)
-        keys = dict.fromkeys(
-            key
-            for group in shown
-            for run in group.runs
-            for row in run.rows
-            for key in row
-            if key.partition("/")[0] in MODELS and cell_of(key) == key
-        )
+        logged = dict.fromkeys(chain.from_iterable(row for group in shown for run in group.runs for row in run.rows))
+        keys = [key for key in logged if key.partition("/")[0] in MODELS and cell_of(key) == key]
         panels = [over_rounds([curve_of(group, key) for group in shown], key, key, most) for key in keys]
         panels += [panel for key in keys if (panel := _over_clients(shown, key)) is not None]
         panels += [panel for key in keys if (panel := _against_server(shown, key)) is not None]

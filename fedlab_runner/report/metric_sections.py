@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from fedlab_runner.methods.registry import Line
@@ -103,7 +104,7 @@ def _panels(
 ) -> tuple[list[Panel], list[Entry]]:
     shown = most_interesting(members)
     rows = [row for group in shown for run in group.runs for row in (run.timings if metrics.timed else run.rows)]
-    keys = dict.fromkeys(key for row in rows for key in row if key.startswith(metrics.keys))
+    keys = [key for key in dict.fromkeys(chain.from_iterable(rows)) if key.startswith(metrics.keys)]
     wanted = [key for start in metrics.keys for key in keys if re.fullmatch(rf"{re.escape(start)}(_\d+)?", key)]
     panels = []
     for key in wanted[:MAX_PANELS]:
