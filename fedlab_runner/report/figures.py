@@ -19,6 +19,7 @@ HEIGHTS = {"column": 2.1, "text": 2.6}  # inches, by the width's name
 POINTS = 8  # the size of text
 CHARACTERS_PER_INCH = 13  # of an axis of a panel with the name of the other axis beside it
 LEGEND_COLUMNS = 4  # columns of a legend, at most
+LEGEND_CHARACTERS = 84  # of a line of a legend, which the text's width has room for
 STYLE: dict[str, Any] = {  # matplotlib's settings
     "font.size": POINTS,
     "axes.titlesize": POINTS,
@@ -93,9 +94,11 @@ def _legend(chart: Chart, kind: str) -> bytes:
         return Line2D([], [], **_style(entry.line, 1))
 
     with context(STYLE):
-        handles, names = [handle(each) for each in chart.legend], [label(each.name) for each in chart.legend]
+        handles = [handle(each) for each in chart.legend]
+        names = [fill(label(each.name), LEGEND_CHARACTERS, break_on_hyphens=False) for each in chart.legend]
+        lines = sum(each.count("\n") + 1 for each in names)
         for columns in range(LEGEND_COLUMNS, 0, -1):
-            figure = Figure(figsize=(WIDTHS["text"], 0.2 * math.ceil(len(names) / columns) + 0.1))
+            figure = Figure(figsize=(WIDTHS["text"], 0.2 * math.ceil(lines / columns) + 0.1))
             legend = figure.legend(handles, names, loc="center", ncols=columns, handlelength=2.6)
             if legend.get_window_extent().width <= figure.bbox.width:
                 break

@@ -22,7 +22,9 @@ ACROSS, DOWN = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM  # its axes
 EDGE = 5  # pixels beyond the axes, for the markers at their ends
 TEXT = 12.5  # size of text in pixels
 MAX_MARKERS = 6  # on a line
-MAX_LABEL_CHARACTERS = 52  # of a name in a legend
+MAX_LABEL_CHARACTERS = 52  # of a text in a picture
+MAX_NAME_CHARACTERS = 120  # of a name in the legend of a file, which is as wide as its longest name
+LETTER = 7.5  # the width of a letter of a name
 LEGEND_ROW = 20  # the height of a row of the legend in a file
 BEYOND = 20  # heights of the axes within which a point is drawn
 DOT = 16  # the distance between clients, and between classes
@@ -140,17 +142,19 @@ def file(picture: Chart | Dots) -> bytes:
         across, width, height = min(2, len(parts)), float(WIDTH), float(HEIGHT)
     rows = -(-len(parts) // across)
     below = rows * (height + 12)
-    root = _root(across * (width + 16), below + LEGEND_ROW * len(legend) + 6, picture.caption)
+    names = [short(visible(entry.name), MAX_NAME_CHARACTERS) for entry in legend]
+    whole = max([across * (width + 16), *(44 + LETTER * len(name) for name in names)])
+    root = _root(whole, below + LEGEND_ROW * len(legend) + 6, picture.caption)
     root.set("font-family", "system-ui, 'DejaVu Sans', sans-serif")
     root.set("color", "#111827")
     for i, part in enumerate(parts):
         part.attrib |= {"x": f"{(i % across) * (width + 16):g}", "y": f"{(i // across) * (height + 12):g}"}
         part.attrib |= {"width": f"{width:g}", "height": f"{height:g}"}
         root.append(part)
-    for i, entry in enumerate(legend):
+    for i, (entry, name) in enumerate(zip(legend, names, strict=True)):
         y = below + LEGEND_ROW * i + 10
         _swatch(root, entry.line, 2, y)
-        _text(root, 44, y + 4, entry.name)
+        _text(root, 44, y + 4, name, most=MAX_NAME_CHARACTERS)
     root.set("xmlns", "http://www.w3.org/2000/svg")
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content
@@ -250,8 +254,9 @@ def _text(
     size: float = TEXT,
     weight: str = "",
     opacity: str = "",
+    most: int = MAX_LABEL_CHARACTERS,
 ) -> None:
     given = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor, "font-size": f"{size:g}"}
     given |= {"font-weight": weight} if weight else {}
     given |= {"fill-opacity": opacity} if opacity else {}
-    SubElement(parent, "text", given).text = short(visible(words), MAX_LABEL_CHARACTERS)
+    SubElement(parent, "text", given).text = short(visible(words), most)

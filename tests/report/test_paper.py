@@ -8,6 +8,8 @@ import statistics
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -806,6 +808,27 @@ def test_tables_compile(groups: list[grouping.SeedGroup], tmp_path: Path) -> Non
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "main.tex"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "main.pdf").stat().st_size > 0
+
+
+def test_long_names_in_a_legend_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the picture of report.md, and in several lines in the legend for a paper."""
+    found = grouping.group(
+        run("fedavg", "none", 0, 0.5, local={key: f"{'word' * 5}{i}" for key in ("lr", "momentum", "decay")})
+        for i in range(2)
+    )
+    (chart,) = curves.convergence(found, curves.lines_of(found), 100)
+    names = [entry.name for entry in chart.legend]
+    picture = ElementTree.fromstring(svg.file(chart))
+    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert min(map(len, names)) > svg.MAX_LABEL_CHARACTERS and set(names) <= set(texts)
+    assert float(picture.get("viewBox", "").split()[2]) > 7 * max(map(len, names))
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "_saved", lambda figure, kind: drawn.append(figure))
+    figures._legend(chart, "svg")
+    drawn[0].draw_without_rendering()
+    (legend,) = drawn[0].legends
+    box = legend.get_window_extent()
+    assert box.width <= drawn[0].bbox.width and box.height <= drawn[0].bbox.height + 2
 
 
 def test_figures_are_single_panels_with_real_text_and_a_legend(whole: Report) -> None:
