@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedlab_runner.executors._lasting import SentOnce
 from fedlab_runner.executors._messages import started
 from fedlab_runner.executors._sending import dumped, loaded
+from tests.helpers.toy import model_family
 
 CHILD = """
 import sys
@@ -42,3 +44,14 @@ def test_a_tensor_is_sent_once_and_what_is_frozen_stays_so() -> None:
     found, weight = loaded(sent, torch.device("cpu"))
     assert found.weight is weight and torch.equal(weight, layer.weight)
     assert (found.weight.requires_grad, found.bias.requires_grad) == (True, False)
+
+
+def test_a_family_is_sent_again_when_it_reads_another_part() -> None:
+    """And to new processes."""
+    family, numbers, sent = model_family(), SentOnce(), list[int]()
+    for part, forgets in ((0, False), (0, False), (1, False), (1, False), (1, True)):
+        family.module.active_part = (part,)  # type: ignore[assignment]  # which torch has as a tensor or a module
+        if forgets:
+            numbers.forget()
+        assert numbers.of([family], lambda keep: sent.append(keep.number)) == sent[-1:]
+    assert sent == [1, 2, 3] and numbers.in_use == {3}

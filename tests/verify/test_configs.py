@@ -131,6 +131,7 @@ def test_the_folder_of_images_of_ones_own_is_kept_unless_it_is_given(tmp_path: P
 
 
 LOOP = {"_target_": f"{configs.EXECUTORS}.loop.Loop", "compile": False}
+AUTO = {"_target_": f"{configs.EXECUTORS}.auto.Auto", "seconds": 30.0, "workers": None, "compile": True}
 
 
 def test_graphs_of_a_gpu_are_chunks_of_the_same_clients_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,7 @@ def test_graphs_of_a_gpu_are_chunks_of_the_same_clients_where_there_is_none(monk
     ("node", "expected"),
     [
         (LOOP, LOOP),
+        (AUTO | {"workers": 10**6}, AUTO),
         (
             {"_target_": f"{configs.EXECUTORS}.processes.Processes", "workers": 10**6, "inner": LOOP},
             {"_target_": f"{configs.EXECUTORS}.processes.Processes", "workers": None, "inner": LOOP},

@@ -68,12 +68,13 @@ def test_a_name_that_no_bundle_has_is_refused(name: str, tmp_path: Path) -> None
 
 
 def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    for first, second in (("outputs/a/config.yaml",) * 2, ("outputs/a/config.yaml", "outputs/A/config.yaml")):
+    for i, (a, b) in enumerate(("aa", "aA", ("\N{LATIN SMALL LETTER E WITH ACUTE}", "e\N{COMBINING ACUTE ACCENT}"))):
+        first, second = (f"outputs/{run}/config.yaml" for run in (a, b))
         with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's writer warns of the same name
             for name in (*FEW, first, second):
                 archive.writestr(name, "x")
-        assert "twice" in refused(tmp_path / "b.zip", tmp_path / f"there{first == second}")
+        assert "twice" in refused(tmp_path / "b.zip", tmp_path / f"there{i}")
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFDIR])

@@ -341,6 +341,13 @@ def test_the_executor_that_was_chosen_there_computes_here(
         found = checksummed_json.read(target / "executor.json") if here else {}
         assert [each["executors"][kind] for each in found.values()] == ([here] if here else []), there
         assert (target / "executor.json").exists() == bool(here)
+    (chosen,) = [each["executors"][kind] for each in notes.values()]
+    other = "loop" if chosen != "loop" else "processes"
+    (folder / "executor.json").write_text(checksummed_json.text({"another machine": {"executors": {kind: other}}}))
+    bundle.write(tmp_path / "b.zip", [tmp_path / "outputs"])
+    assert verify(tmp_path / "b.zip", "--cells", 1, "--out", tmp_path / "kept")[0] == 0
+    (note,) = (tmp_path / "kept").glob("*/executor.json")
+    assert [each["executors"] for each in checksummed_json.read(note).values()] == [{kind: other}]
 
 
 @pytest.mark.parametrize(
