@@ -102,6 +102,8 @@ def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "larger than a bundle's files are" in refused(
         write(tmp_path / "many.zip", {**FEW, **many}), tmp_path / "many"
     )
+    large = write(tmp_path / "large.zip", {**FEW, LONG: os.urandom(2**20)})
+    assert refused(large, tmp_path / "large").endswith("large.zip is larger than 1 MiB")
 
 
 def test_a_long_list_of_files_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
