@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from fedlab_runner.report import bundle
 from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils import checksummed_json
+from fedlab_runner.utils.durations import duration
 from fedlab_runner.verify import cli, environment, recompute
 from fedlab_runner.verify.recompute import choose
+from fedlab_runner.verify.verification import _size
 from tests.helpers.bundles import contents, write
 from tests.helpers.composed import composed
 from tests.helpers.report_files import write_run
@@ -266,6 +269,12 @@ def test_a_name_that_begins_another_is_that_of_its_run(tmp_path: Path) -> None:
     groups = group(find([tmp_path]).runs)
     told = {words: [run.name for run in choose(groups, words, 0)] for words in ("run1", "run", "run10,run1,run")}
     assert told == {"run1": ["run1"], "run": ["run1", "run10"], "run10,run1,run": ["run10", "run1"]}
+
+
+def test_the_time_that_is_told_is_that_of_the_last_round() -> None:
+    timings = [{"round": round, "time/wall": 3600.0 * round} for round in range(4)]
+    run: Any = SimpleNamespace(done=3, rounds=3, timings=timings)
+    assert _size(run, 2) == f"2 rounds, which took {duration(7200)} there"
 
 
 def test_runs_that_are_kept_are_not_computed_again(bundled: Path, tmp_path: Path, verify: Verify) -> None:
