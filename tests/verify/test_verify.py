@@ -365,6 +365,8 @@ def test_the_executor_that_was_chosen_there_computes_here(
         (("--cells", "nothing"), "--cells must be a number or names of runs with rounds, got 'nothing'"),
         (("--rounds", "-1"), "--rounds must be >= 0, got -1"),
         (("--tolerance", "nan"), "--tolerance must be in [0, 1), got nan"),
+        (("--tolerance", "1"), "--tolerance must be in [0, 1), got 1"),
+        (("--cells", "00", "--rounds", "1"), "--rounds needs --cells: without it no run is computed again"),
         (("--tolerance", "0.1"), "--tolerance needs --cells: without it no run is computed again"),
         (("--rounds", "0"), "--rounds needs --cells"),
         (("--draw", "0", "--cells", "0"), "--draw needs --cells"),
