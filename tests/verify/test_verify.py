@@ -193,6 +193,14 @@ def test_invented_metrics_are_found_by_computing_them(forged: Path, verify: Veri
     assert verify(forged, "--cells", 1, "--tolerance", 0.999)[0] == 0
 
 
+def test_a_tolerance_of_zero_is_none(outputs: Path, tmp_path: Path, verify: Verify) -> None:
+    near = forge(
+        outputs, tmp_path / "near" / "b.zip", lambda rows: rows[2].update({ACCURACY: rows[2][ACCURACY] + 0.004})
+    )
+    assert verify(near, "--cells", 1)[0] == 0
+    assert verify(near, "--cells", 1, "--tolerance", 0)[0] == 1
+
+
 def test_an_objective_of_other_evaluations_is_found(tmp_path: Path, verify: Verify) -> None:
     """Those of the last round are no due ones here. The config may also name another last round than the run had."""
     cfg = composed(
