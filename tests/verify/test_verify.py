@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedlab_runner.report.folders import find
 from fedlab_runner.report.grouping import group
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.durations import duration
+from fedlab_runner.utils.errors import Interrupted
 from fedlab_runner.verify import cli, environment, recompute
 from fedlab_runner.verify.recompute import choose
 from fedlab_runner.verify.verification import _size
@@ -402,6 +404,17 @@ def test_a_faulty_command_is_one_line(arguments: tuple[str, ...], words: str, bu
 def test_another_format_is_one_line(content: bytes, bundled: Path, tmp_path: Path, verify: Verify) -> None:
     code, text = verify(write(tmp_path / "b.zip", contents(bundled) | {bundle.ABOUT: content}))
     assert code == 2 and text.count("\n") == 1 and text.startswith("error: bundle.json ")
+
+
+def test_a_signal_ends_it_with_the_signals_exit_code(
+    bundled: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> bool:
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr("fedlab_runner.verify.verification.verify", stopped)
+    code, text = verify(bundled)
+    assert code == 128 + signal.SIGTERM and "the same command begins again" in text
 
 
 def test_a_bundle_without_runs_is_one_line(bundled: Path, tmp_path: Path, verify: Verify) -> None:
