@@ -93,6 +93,15 @@ def test_a_cohort_that_trains_in_one_call_is_divided(shared: Processes, monkeypa
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
+def test_parts_of_clients_that_train_in_one_call_keep_what_batch_norm_does() -> None:
+    """A client of one example trains with the stored statistics."""
+    work, inner = work_of(federation(build=normed)), Vectorized(chunk_size=None, compile=False)
+    whole = {row: chunk.frozen_norm for chunk in inner.chunks(work) for row in chunk.rows.tolist()}
+    shares = divided(inner, work, 3)
+    pairs = [(share.rows[chunk.rows].tolist(), chunk.frozen_norm) for share in shares for chunk in share.chunks]
+    assert {row: frozen for rows, frozen in pairs for row in rows} == whole and {*whole.values()} == {False, True}
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_masks_of_dropout_do_not_depend_on_the_number_of_gpus(count: int) -> None:
     work, inner = work_of(federation(build=dropping)), Vectorized(chunk_size=None, compile=False)

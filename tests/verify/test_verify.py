@@ -273,6 +273,12 @@ def test_runs_are_drawn_from_all_settings_in_turn(outputs: Path) -> None:
     assert len(choose(groups, "99", 0)) == 4 and choose(groups, "0", 0) == []
 
 
+def test_the_command_passes_its_draw_on(bundled: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("fedlab_runner.verify.verification.choose", lambda groups, *how: seen.append(how) or [])
+    assert verify(bundled, "--cells", 2, "--draw", 5)[0] == 0 and seen == [("2", 5)]
+
+
 def test_a_name_that_begins_another_is_that_of_its_run(tmp_path: Path) -> None:
     for seed, name in ((0, "run1"), (1, "run10")):
         write_run(tmp_path, f"seed={seed}", rows=[{ACCURACY: 0.1}]).rename(tmp_path / name)
