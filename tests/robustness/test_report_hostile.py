@@ -142,7 +142,7 @@ class Tags(HTMLParser):
         ),
         *("width", "height", "d", "cx", "cy", "r", "fill", "fill-opacity", "stroke", "stroke-width", "stroke-linejoin"),
         *("stroke-opacity", "stroke-dasharray", "font-size", "font-weight", "text-anchor", "pointer-events"),
-        "style",
+        *("style", "overflow"),
     )
 
     def __init__(self) -> None:
