@@ -16,7 +16,8 @@ def repeat_exactly(on: bool) -> None:
     """
     if on:
         os.environ.setdefault(_WORKSPACE, _FIXED)
-    torch.use_deterministic_algorithms(on, warn_only=True)
+    if on or repeats_exactly():  # the call imports torch's compiler, a second of a worker's start
+        torch.use_deterministic_algorithms(on, warn_only=True)
     torch.backends.cudnn.deterministic = on
     # Filling costs time, and nothing here reads memory that nobody has written. torch has no type for the switch.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,6 +1,8 @@
 """The key `deterministic`: the same bits from a GPU in each run."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,12 @@ def test_a_process_on_another_device_computes_as_the_run_does(on: bool) -> None:
     repeat_exactly(not on)
     unpacked(content, torch.device("cpu"))
     assert repeats_exactly() == on
+
+
+def test_a_process_that_need_not_repeat_does_not_import_the_compiler() -> None:
+    lines = f"import sys; from {repeat_exactly.__module__} import repeat_exactly; repeat_exactly(False)"
+    done = subprocess.run([sys.executable, "-c", f"{lines}; sys.exit('torch._dynamo' in sys.modules)"], check=False)
+    assert done.returncode == 0
 
 
 def test_it_may_change_when_a_run_is_continued(tmp_path: Path) -> None:
