@@ -194,12 +194,16 @@ def _check_bounds(bounds: Mapping[str, Any], values: Any, path: str) -> None:
             raise UserError(f"{name} must be {wanted}, got {bound!r}")
 
 
-def _bounded(value: Any, bound: Any) -> Any:
-    """The config with its numbers bounded by those of the group `debug`. A list's bound holds for each item."""
+def _bounded(value: Any, bound: Any, key: str = "") -> Any:
+    """The config with its numbers bounded by those of the group `debug`. A list's bound holds for each item. A limit
+    `max_...` that is null, none at all, becomes its bound.
+    """
     if isinstance(value, list):
         return [_bounded(each, bound) for each in value]
     if isinstance(value, dict) and isinstance(bound, dict):
-        return {key: _bounded(each, bound.get(key)) for key, each in value.items()}
+        return {name: _bounded(each, bound.get(name), str(name)) for name, each in value.items()}
+    if value is None and key.startswith("max_") and isinstance(bound, int | float):
+        return bound
     numbers = isinstance(value, int | float) and isinstance(bound, int | float) and not isinstance(value, bool)
     return min(value, bound) if numbers else value
 

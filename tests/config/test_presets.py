@@ -167,6 +167,23 @@ def test_an_experiment_in_little_is_little(experiment: str) -> None:
     assert "debug" not in check(cfg).values and check(cfg).run_id != whole.run_id
 
 
+@pytest.mark.parametrize(
+    ("experiment", "change", "part", "little"),
+    [
+        ("feddle/table7_ood", "algorithm=feddf", "server_data", {"max_images": 200}),
+        ("feddle/table7_ood", "algorithm=feddf", "algorithm", {"epochs": 1, "max_steps": 2}),
+        ("fedwalk/fig4", "algorithm.pretrain=300", "auxiliary_data", {"max_images": 200}),
+        ("fedwalk/fig4", "algorithm.pretrain=300", "algorithm", {"pretrain": 2}),
+    ],
+)
+def test_what_a_server_does_in_little_is_little(
+    experiment: str, change: str, part: str, little: dict[str, int]
+) -> None:
+    """Its own null, all images and no cap on steps, is bounded too."""
+    built = getattr(build(composed("+debug=tiny", f"experiment={experiment}", change, small=False)), part)
+    assert {name: getattr(built, name) for name in little} == little
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_value_of_a_sweep_builds(experiment: str) -> None:
