@@ -174,11 +174,10 @@ def test_an_experiment_in_little_is_little(experiment: str) -> None:
         ("feddle/table7_ood", "algorithm=feddf", "algorithm", {"epochs": 1, "max_steps": 2}),
         ("fedwalk/fig4", "algorithm.pretrain=300", "auxiliary_data", {"max_images": 200}),
         ("fedwalk/fig4", "algorithm.pretrain=300", "algorithm", {"pretrain": 2}),
+        ("feddle/table2_celeba", "algorithm=fedavg", "dataset", {"image_size": 32}),
     ],
 )
-def test_what_a_server_does_in_little_is_little(
-    experiment: str, change: str, part: str, little: dict[str, int]
-) -> None:
+def test_data_and_server_in_little_are_little(experiment: str, change: str, part: str, little: dict[str, int]) -> None:
     """Its own null, all images and no cap on steps, is bounded too."""
     built = getattr(build(composed("+debug=tiny", f"experiment={experiment}", change, small=False)), part)
     assert {name: getattr(built, name) for name in little} == little
