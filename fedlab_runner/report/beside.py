@@ -59,13 +59,13 @@ def table(paper: Paper, groups: Sequence[SeedGroup]) -> ReportTable:
 
 
 def rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[tuple[str, list[PublishedCell]]]:
-    """The name of each row and its cells, in the columns with a run. A row that was run in several settings has several
-    lines.
+    """The name of each row and its cells, in the columns with a run. A row of which a cell was run in several settings
+    has several lines.
     """
     lines: list[tuple[str, list[list[SeedGroup]], Mapping[str, Any]]] = []
     for row in paper.rows:
-        mine = [group for group in groups if any(fits(group, {**c, **row["choice"]}) for c in paper.columns)]
-        names = _variants(paper, mine)
+        mine, keys = _settings(paper, row, groups)
+        names = _variants(mine, keys)
         for variant in dict.fromkeys(names.values()) or {"": None}:
             those = [group for group in mine if names[id(group)] == variant]
             cells = [in_cell(row, column, those, groups) for column in paper.columns]
@@ -80,13 +80,40 @@ def rows(paper: Paper, groups: Sequence[SeedGroup]) -> list[tuple[str, list[Publ
     ]
 
 
-def _variants(paper: Paper, groups: Sequence[SeedGroup]) -> dict[int, str]:
-    """The keys in which settings of a row differ, besides those of the paper's table, by id of the group."""
-    said = {key for column in paper.columns for key in column} | {"algorithm"}
+def between_columns(paper: Paper, groups: Sequence[SeedGroup]) -> list[str]:
+    """The keys, besides those of the paper's table, in which settings of a row differ between its columns alone."""
+    found: dict[str, None] = {}
+    for row in paper.rows:
+        mine, keys = _settings(paper, row, groups)
+        differences = Differences([group.setting for group in mine])
+        those = dict.fromkeys(key for group in mine for key in differences.of(group.setting))
+        found |= {key: None for key in those if key not in keys | _said(paper)}
+    return sorted(found)
+
+
+def _settings(paper: Paper, row: Mapping[str, Any], groups: Sequence[SeedGroup]) -> tuple[list[SeedGroup], set[str]]:
+    """The settings of a row, and the keys, besides those of the paper's table, in which settings of one cell differ."""
+    cells = [[group for group in groups if fits(group, {**column, **row["choice"]})] for column in paper.columns]
+    there = {id(group) for cell in cells for group in cell}
+    keys = {
+        key
+        for cell in cells
+        for differences in [Differences([group.setting for group in cell])]
+        for group in cell
+        for key in differences.of(group.setting)
+    }
+    return [group for group in groups if id(group) in there], keys - _said(paper)
+
+
+def _said(paper: Paper) -> set[str]:
+    """The keys of the paper's table."""
+    return {key for column in paper.columns for key in column} | {"algorithm"}
+
+
+def _variants(groups: Sequence[SeedGroup], keys: set[str]) -> dict[int, str]:
+    """What the lines of a row have beside its name, by id of the group: these keys, where they differ."""
     differences = Differences([group.setting for group in groups])
-    words = [
-        label(group.setting, [key for key in differences.of(group.setting) if key not in said]) for group in groups
-    ]
+    words = [label(group.setting, [key for key in differences.of(group.setting) if key in keys]) for group in groups]
     return {id(group): variant for group, variant in zip(groups, ranking.short(words), strict=True)}
 
 

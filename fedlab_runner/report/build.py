@@ -13,7 +13,7 @@ from fedlab_runner.report import beside, grouping, metric_sections, published, s
 from fedlab_runner.report.content import Report, ReportTable, Section, cell
 from fedlab_runner.report.curves import convergence, lines_of, per_line
 from fedlab_runner.report.folders import NoRun
-from fedlab_runner.report.formatting import judged, not_counted, several, unit, value
+from fedlab_runner.report.formatting import judged, listed, not_counted, several, unit, value
 from fedlab_runner.report.grouping import Differences, SeedGroup, group
 from fedlab_runner.report.headline import block_title, failures, headline
 from fedlab_runner.report.matrix_charts import matrix_charts
@@ -185,6 +185,8 @@ def _published(paper: published.Paper, groups: Sequence[SeedGroup]) -> Section:
     ]
     if missing:
         notes.append(f"Not run, and left out of the table: {'; '.join(missing)}.")
+    if keys := beside.between_columns(paper, groups):
+        notes.append(f"Between columns the runs of a row also differ in {listed(keys)}.")
     return Section(title, notes, [beside.table(paper, groups)])
 
 

@@ -468,6 +468,31 @@ def test_settings_beside_a_paper_share_no_cell_and_what_looks_equal_is_bold(tmp_
     assert shown == ["**85.34 ± 0.04**", "85.260 ± 0.028", "**85.34 ± 0.04**"]
 
 
+def test_what_differs_between_columns_of_a_published_table_alone_makes_no_second_line(tmp_path: Path) -> None:
+    """CelebA's server has 200 examples, FEMNIST's has 1,000; two learning rates on CelebA are two lines."""
+    for dataset in ("table2", "table2_celeba"):
+        choice = (f"experiment=feddle/{dataset}", "algorithm=feddle", "rounds=1", "evaluation.every=1", "seed=0")
+        write_run(tmp_path, *choice, rows=curve(0.1, 0.5), small=False)
+    text = written(tmp_path)["report.md"]
+    assert len(cells(text, "Feddle-ID")) == 6 and "not run" not in cells(text, "Feddle-ID")
+    assert "the runs of a row also differ in evaluation.held_out and server_data.size." in text
+    write_run(tmp_path, *choice, "local.lr=0.001", rows=curve(0.1, 0.6), small=False)
+    text = written(tmp_path)["report.md"]
+    assert [cells(text, f"Feddle-ID local.lr={lr}")[::3] for lr in ("0.0001", "0.001")] == [
+        ["**50.0**<br>1 seed", "50.0<br>1 seed"],
+        ["not run", "**60.0**<br>1 seed"],
+    ]
+
+
+def test_runs_with_noisy_labels_have_no_cell_where_the_paper_has_none(tmp_path: Path) -> None:
+    for choice in (["experiment=feddle/table1"], ["experiment=feddle/table4", "label_noise=0.1"]):
+        choice += ["algorithm=hfcl", "rounds=1", "evaluation.every=1"]
+        write_run(tmp_path, *choice, rows=curve(0.1, 0.5), small=False)
+    text = written(tmp_path, experiment="feddle/table1")["report.md"]
+    lines = text.partition("## Beside the paper: feddle/table1")[2].partition("\n## ")[0].splitlines()
+    assert [line.split(" | ")[0] for line in lines if "HFCL" in line] == ["| HFCL"]
+
+
 def test_decimals_may_be_given(table7: Path, outputs: Path) -> None:
     """In the headline, in all tables of results, beside a paper and in LaTeX; costs keep theirs."""
     few, more = (written(outputs, digits=digits, for_latex=True) for digits in (0, 2))
