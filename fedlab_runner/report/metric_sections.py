@@ -47,6 +47,16 @@ SECTIONS = (  # in the order of the page
         ("regular/accuracy", "meme/accuracy"),
     ),
     Metrics(
+        "Architectures",
+        "Mean test accuracy of the clients with each architecture of a mix, numbered as in its file.",
+        ("test/accuracy_model",),
+    ),
+    Metrics(
+        "Loss on the clients' examples",
+        "Of the server's model, each example alike.",
+        ("server/train_weighted_loss",),
+    ),
+    Metrics(
         "Topology",
         "How many clients a client averages with, how far their models are from their mean, and how many models "
         "are sent in a round.",
@@ -105,7 +115,7 @@ def _panels(
     shown = most_interesting(members)
     rows = [row for group in shown for run in group.runs for row in (run.timings if metrics.timed else run.rows)]
     keys = [key for key in dict.fromkeys(chain.from_iterable(rows)) if key.startswith(metrics.keys)]
-    wanted = [key for start in metrics.keys for key in keys if re.fullmatch(rf"{re.escape(start)}(_\d+)?", key)]
+    wanted = [key for start in metrics.keys for key in keys if re.fullmatch(rf"{re.escape(start)}([_/]\d+)?", key)]
     panels = []
     for key in wanted[:MAX_PANELS]:
         curves = [curve_of(group, key, metrics.timed) for group in shown]

@@ -47,6 +47,9 @@ CURVES = (
     ("directions", "algorithm/probe_cosine_first", None),
     ("client-global", "client/global", None),  # HyFEM, Figures 5, 10, 13 and 14
     ("client-validation", "client/validation", None),  # DFML, Figure 18
+    ("regular-accuracy", "regular/accuracy", None),  # DFML, Figures 7 and 8
+    ("meme-accuracy", "meme/accuracy", None),  # DFML, Figure 24
+    ("train-loss", "server/train_weighted_loss", None),  # FedWalk, Figure 2
 )
 
 

@@ -493,6 +493,15 @@ def test_runs_with_noisy_labels_have_no_cell_where_the_paper_has_none(tmp_path: 
     assert [line.split(" | ")[0] for line in lines if "HFCL" in line] == ["| HFCL"]
 
 
+def test_architectures_and_the_loss_on_clients_examples_have_curves(tmp_path: Path) -> None:
+    """DFML, Figure 5; FedWalk, Figure 2."""
+    more = {"test/accuracy_model/0": 0.4, "test/accuracy_model/1": 0.3, "server/train_weighted_loss": 2.0}
+    write_run(tmp_path, "rounds=2", rows=[row | more for row in curve(0.1, 0.2, 0.3)])
+    page = written(tmp_path)["index.html"]
+    for words in ("Architectures", "Loss on the clients", *more):
+        assert words in page
+
+
 def test_decimals_may_be_given(table7: Path, outputs: Path) -> None:
     """In the headline, in all tables of results, beside a paper and in LaTeX; costs keep theirs."""
     few, more = (written(outputs, digits=digits, for_latex=True) for digits in (0, 2))

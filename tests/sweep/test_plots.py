@@ -113,6 +113,8 @@ def test_lines_are_called_and_drawn_as_the_registry_says(tmp_path: Path, monkeyp
         ),
         ("test/accuracy", {"client/global": 0.4, "client/validation": 0.5}, ["client-global", "client-validation"]),
         ("client/global", {"client/global": 0.4}, []),
+        ("test/accuracy", {"regular/accuracy": 0.4, "meme/accuracy": 0.3}, ["regular-accuracy", "meme-accuracy"]),
+        ("test/accuracy", {"server/train_weighted_loss": 2.0}, ["train-loss"]),
     ],
 )
 def test_what_runs_have_besides_the_objective_is_drawn_over_the_settings_too(
