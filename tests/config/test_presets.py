@@ -239,6 +239,7 @@ def fits(job: dict[str, str], wanted: dict[str, Any]) -> bool:
 def test_the_papers_numbers_are_whole_and_each_has_its_run(table: Path) -> None:
     """One number for each row and column, and exactly one job (over the seeds) of the experiments of that name."""
     paper = OmegaConf.to_container(OmegaConf.load(CONF / "paper" / table))
+    assert all("model" in column for column in paper["columns"]), "takes the runs of other tables"
     names = [name for name in EXPERIMENTS if f"{name}_".startswith(f"{table.with_suffix('')}_")]
     runs = [job for name in names for job in jobs(name)]
     assert set(paper) == {"unit", "spread", "columns", "rows"} and len({row["name"] for row in paper["rows"]}) == len(
