@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.algorithms.shared.atlas import Atlas, AtlasReader, cosine, moving
-from fedlab_runner.algorithms.shared.classifier_head import HeadLogits, head_size, named_head, require_body
+from fedlab_runner.algorithms.shared.classifier_head import HeadLogits, named_head, require_body, zero_head
 from fedlab_runner.algorithms.shared.server_batches import server_batches, server_steps
 from fedlab_runner.algorithms.shared.server_gradient import cross_entropy, server_gradient
 from fedlab_runner.algorithms.shared.server_training import (
     ADAM,
     check_server_training,
-    example_flops,
     require_server_data,
     training_operations,
 )
@@ -141,11 +140,9 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
 
     def init(self, fed: Federation) -> FeddleState:
         self.check(fed)
-        data, x = require_server_data(self, fed), fed.family.init(fed.seed)
+        x, head = fed.family.init(fed.seed), zero_head(fed.family, require_server_data(self, fed))
         like = x[: fed.family.num_params]
-        layer = None if data.in_domain else fed.family.classifier
-        size = 0 if layer is None else head_size(layer, data.num_classes)
-        return FeddleState(x, Atlas.empty(like.to("cpu") if self.store_on == "host" else like), x.new_zeros(size))
+        return FeddleState(x, Atlas.empty(like.to("cpu") if self.store_on == "host" else like), head)
 
     def client_update(self, state: FeddleState, cohort: Cohort) -> FeddleUpload:
         x, p = state.params, cohort.family.num_params
@@ -218,7 +215,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
             def gradient(c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
                 space.at(c)  # Eq 15: anchors are outside the graph
                 g, loss = of_model(batch, cross_entropy)
-                fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step + cost)
+                fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs, instead).step + cost)
                 return loss, space.coefficients(g) + lam * (c - fallback)  # Eq 16
 
             found = self._minimise(fallback, batches, gradient)
@@ -261,7 +258,7 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         settings = self.epochs, self.batch_size, self.max_steps
         batches = server_batches(fed, *settings, stage=HEAD, training=False)
         found = self._minimise(head, batches.indices(), gradient)
-        fed.metrics.count_server_flops(logits.examples * example_flops(fed).forward)
+        fed.metrics.count_server_flops(logits.operations)
         fed.metrics.report(head_loss_first=found.first_loss, head_loss_last=found.last_loss)
         return found.value
 
@@ -294,7 +291,8 @@ class Feddle(ServerAlgorithm[FeddleState, FeddleUpload]):
         )
 
     def operations(self, fed: Federation, local: float) -> float:
-        steps = server_steps(fed, self.epochs, self.batch_size, self.max_steps)
-        search = training_operations(fed, self.epochs, self.batch_size, self.max_steps)
-        head = 0.0 if require_server_data(self, fed).in_domain else search / 3  # forward passes
+        settings, data = (self.epochs, self.batch_size, self.max_steps), require_server_data(self, fed)
+        own = named_head(fed.family, zero_head(fed.family, data))
+        steps, search = server_steps(fed, *settings), training_operations(fed, *settings, own)
+        head = search / 3 if own else 0.0  # forward passes
         return local + search + head + 4 * steps * self._size(fed) * fed.family.num_params

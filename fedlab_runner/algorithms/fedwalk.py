@@ -128,11 +128,12 @@ class FedWalk(Algorithm[FedWalkState]):
                 family.mode(True, frozen_norm=len(batch.mask) == 1)
                 leaf = values.detach().requires_grad_()
                 model = FunctionalModel(family, leaf[:p], buffers)
-                logits = model(batch.inputs, named_head(family, leaf[p:]))
+                named = named_head(family, leaf[p:])
+                fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs, named).step)
+                logits = model(batch.inputs, named)
                 (g,) = torch.autograd.grad(F.cross_entropy(logits, batch.targets), leaf)
                 buffers = model.buffers.detach()
                 LEASH_SGD.step(values, g, (), lr, t)
-                fed.metrics.count_server_flops(len(batch.mask) * family.flops(batch.inputs).step)
         return torch.cat([values[:p], buffers if self.move_statistics else start[p:]]), values[p:].clone()
 
     def _batches(self, fed: Federation, steps: int) -> ServerBatches:
@@ -151,12 +152,17 @@ class FedWalk(Algorithm[FedWalkState]):
             normal = family.normalize(inputs, family.dtype)
             logits = family.evaluate(model[:p], model[p:], normal, named)
             total += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
-            fed.metrics.count_server_flops(len(targets) * family.flops(normal).forward)
+            fed.metrics.count_server_flops(len(targets) * family.flops(normal, named).forward)
         return total / len(data)
 
     def operations(self, fed: Federation, local: float) -> float:
-        n, family = len(_auxiliary_data(fed)), fed.family
-        example = family.flops(family.normalize(_auxiliary_data(fed).inputs[:1].to(family.device), family.dtype))
+        data, family = _auxiliary_data(fed), fed.family
+        n, head = (
+            len(data),
+            new_head(family, require_body("algorithm=fedwalk", family, data), data.num_classes, fed.seed),
+        )
+        inputs = family.normalize(data.inputs[:1].to(family.device), family.dtype)
+        example = family.flops(inputs, named_head(family, head.requires_grad_()))
         seen = self.steps * (min(n, self.batch_size) if self.unit == "step" else n)
         own: float = self.base.operations(fed, local)
         return own + seen * example.step + n * example.forward

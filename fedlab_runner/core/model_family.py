@@ -115,7 +115,7 @@ class ModelFamily:
         self.has_batch_norm = bool(batch_norms(self.module))
         self.mixes = keeps_statistics(self.module)  # whether, in training, an example changes another's logits
         self._mode: tuple[bool, bool] | None = None  # the last arguments of `mode`
-        self._flops: dict[torch.Size, Flops] = {}
+        self._flops: dict[Hashable, Flops] = {}
         self.compiled: dict[Any, Any] = {}  # compiled functions of this family, None where that failed
         self.has_convolution = has_convolution(self.module)
         self.draws = drops_out(self.module)  # whether training draws random numbers
@@ -269,18 +269,22 @@ class ModelFamily:
         """Which rows of buffers [K, B] have a value that is not finite or a running variance below zero: [K] bool."""
         return (~torch.isfinite(buffers) | (self._variances & (buffers < 0))).any(1)
 
-    def flops(self, inputs: Tensor) -> Flops:
-        """The operations for one of these normalised inputs [b, ...]: matrix products, convolutions and attention."""
-        shape = inputs.shape[1:]
-        if shape not in self._flops:
+    def flops(self, inputs: Tensor, instead: dict[str, Tensor] | None = None) -> Flops:
+        """The operations for one of these normalised inputs [b, ...]: matrix products, convolutions and attention.
+
+        `instead` replaces parameters by name. A step has the gradients of those of them that require one.
+        """
+        own = instead or {}
+        kind = inputs.shape[1:], *((name, t.shape, t.requires_grad) for name, t in own.items())
+        if kind not in self._flops:
             w = torch.ones(self.size, dtype=self.dtype, device=self.device)
             params, buffers = w[: self.num_params].requires_grad_(), w[self.num_params :]
             with torch.enable_grad(), FlopCounter() as counter:
-                logits = self.evaluate(params, buffers, inputs[:1])
+                logits = self.evaluate(params, buffers, inputs[:1], instead)
                 forward = counter.total
-                torch.autograd.grad(logits.sum(), params)
-                self._flops[shape] = Flops(forward, counter.total)
-        return self._flops[shape]
+                torch.autograd.grad(logits.sum(), [params, *(t for t in own.values() if t.requires_grad)])
+                self._flops[kind] = Flops(forward, counter.total)
+        return self._flops[kind]
 
     @property
     def active_part(self) -> Hashable:

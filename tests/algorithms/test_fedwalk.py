@@ -347,9 +347,9 @@ def test_the_payload_is_the_bases_and_a_loss() -> None:
     assert metrics["comm/download_mb"] == pytest.approx(4 * size * 4 / 1e6)
     assert metrics["comm/upload_mb"] == pytest.approx(4 * (size + 1) * 4 / 1e6)
     assert metrics["cost/server_cache_mb"] == pytest.approx((6 + 1) * 4 * 4 / 1e6), "the head of four classes"
-    flops = fed.family.flops(torch.zeros(1, FEATURES, dtype=torch.float64))
-    averaging = 2 * 4 * size
-    assert metrics["cost/server_gflops"] == pytest.approx((averaging + 70 * (flops.step + flops.forward)) / 1e9)
+    forward = 2 * (FEATURES * 6 + 6 * 4)  # with the head; a step has two gradients behind it and one before it
+    step, averaging = 3 * forward - 2 * FEATURES * 6, 2 * 4 * size
+    assert metrics["cost/server_gflops"] == pytest.approx((averaging + 70 * (step + forward)) / 1e9)
 
 
 @pytest.mark.parametrize("base", ["scaffold", "ditto", "apfl"])

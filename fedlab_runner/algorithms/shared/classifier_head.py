@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlab_runner.core.classifier import Classifier
+from fedlab_runner.core.flops import FlopCounter
 from fedlab_runner.core.model_family import ModelFamily
 from fedlab_runner.core.rng import Purpose, torch_seed
 from fedlab_runner.core.server_data import ServerData
@@ -37,6 +38,13 @@ def require_body(what: str, family: ModelFamily, data: ServerData) -> Classifier
 def head_size(layer: Classifier, num_classes: int) -> int:
     """The number of values of a head for `num_classes` classes."""
     return num_classes * (layer.num_features + layer.has_bias)
+
+
+def zero_head(family: ModelFamily, data: ServerData) -> Tensor:
+    """A head of zeros for the classes of the server's examples; empty where these are the clients' classes."""
+    layer = None if data.in_domain else family.classifier
+    size = 0 if layer is None else head_size(layer, data.num_classes)
+    return torch.zeros(size, dtype=family.dtype, device=family.device)
 
 
 def new_head(family: ModelFamily, layer: Classifier, num_classes: int, seed: int) -> Tensor:
@@ -95,15 +103,24 @@ class HeadLogits:
     """
 
     def __init__(self, family: ModelFamily, w: Tensor, data: ServerData, batch_size: int, kept: bool) -> None:
-        self.examples = 0  # how many have gone through the body
+        self.operations = 0  # floating-point, so far, of the body and of the heads' logits and gradients
         self._family, self._w, self._data = family, w, data
+        self._of_one: int | None = None  # of these, those for each example of a call
         self._features = self._all_features(batch_size) if kept else None
 
     def __call__(self, head: Tensor, index: Tensor) -> Tensor:
-        """Logits [b, C] of a head [C (F + 1)] on the examples [b] int64."""
+        """Logits [b, C] of a head [C (F + 1)] on the examples [b] int64; counts their gradient by the head too."""
+        if self._of_one is None:
+            leaf = head.detach().requires_grad_()
+            with torch.enable_grad(), FlopCounter() as counter:
+                torch.autograd.grad(self._logits(leaf, index[:1]).sum(), leaf)
+            self._of_one = counter.total
+        self.operations += len(index) * self._of_one
+        return self._logits(head, index)
+
+    def _logits(self, head: Tensor, index: Tensor) -> Tensor:
         family, named = self._family, named_head(self._family, head)
         if self._features is None:
-            self.examples += len(index)
             params, buffers = self._w[: family.num_params], self._w[family.num_params :]
             return family.evaluate(params, buffers, self._inputs(index), named)
         name = self._classifier.name
@@ -129,13 +146,16 @@ class HeadLogits:
         """The classifier's inputs for all examples [n, ...]; None if the network changes the classifier's output."""
         family, seen, parts = self._family, list[tuple[Tensor, Tensor]](), list[Tensor]()
         layer = family.module.get_submodule(self._classifier.name)
+        of_body = family.flops(
+            self._inputs(torch.arange(1, device=self._data.inputs.device))
+        ).forward  # and of the model's own classifier
         hook = layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
         try:
             with family.predicting(self._w) as predict:
                 for index in torch.split(torch.arange(len(self._data), device=self._data.inputs.device), batch_size):
                     seen.clear()
                     logits = predict(self._data.inputs.index_select(0, index).to(family.device))
-                    self.examples += len(index)
+                    self.operations += len(index) * of_body
                     if len(seen) != 1 or not torch.equal(seen[0][1].to(family.dtype), logits):
                         return None
                     parts.append(seen[0][0])

@@ -69,9 +69,11 @@ def require_server_data(algorithm: Any, fed: Federation, *, in_domain: bool = Fa
     return data
 
 
-def training_operations(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> float:
+def training_operations(
+    fed: Federation, epochs: int, batch_size: int, max_steps: int | None, instead: dict[str, Tensor] | None = None
+) -> float:
     """Floating-point operations of a step on each minibatch that `server_batches` gives for training."""
-    return _seen(fed, epochs, batch_size, max_steps) * example_flops(fed).step
+    return _seen(fed, epochs, batch_size, max_steps) * example_flops(fed, instead).step
 
 
 def _seen(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) -> int:
@@ -79,10 +81,11 @@ def _seen(fed: Federation, epochs: int, batch_size: int, max_steps: int | None) 
     return min(epochs * n, server_steps(fed, epochs, batch_size, max_steps) * batch_size)
 
 
-def example_flops(fed: Federation) -> Flops:
-    """A model's operations for one of the server's examples."""
+def example_flops(fed: Federation, instead: dict[str, Tensor] | None = None) -> Flops:
+    """A model's operations for one of the server's examples, with `instead` as in `ModelFamily.flops`."""
     assert fed.server_data is not None
-    return fed.family.flops(fed.family.normalize(fed.server_data.inputs[:1].to(fed.family.device), fed.family.dtype))
+    example = fed.family.normalize(fed.server_data.inputs[:1].to(fed.family.device), fed.family.dtype)
+    return fed.family.flops(example, instead)
 
 
 def train_on_server(

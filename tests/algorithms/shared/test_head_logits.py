@@ -19,15 +19,18 @@ from tests.helpers.toy import FEATURES, federation, mlp, model_family, normed, s
 
 
 @pytest.mark.parametrize(
-    ("build", "kept", "examples"),
+    ("build", "kept", "alone", "body"),
     [
-        (mlp, True, 40),  # all of them, once
-        (normed, True, 40),
-        (mlp, False, 2 * 9),  # those that were asked for
-        (lambda: nn.Sequential(mlp(), nn.Softplus()), True, 16 + 2 * 9),  # a minibatch shows that features do not do
+        (mlp, True, 40, 0),  # the whole network on all of them, once
+        (normed, True, 40, 0),
+        (mlp, False, 0, 2 * 9),  # the body on those that were asked for
+        (lambda: nn.Sequential(mlp(), nn.Softplus()), True, 16, 2 * 9),  # a minibatch shows that features do not do
     ],
 )
-def test_they_are_those_of_the_network_with_the_head_in_place(build: object, kept: bool, examples: int) -> None:
+def test_they_are_those_of_the_network_with_the_head_in_place(build: object, kept: bool, alone: int, body: int) -> None:
+    """The operations are those of the network 5 - 6 - 3 on `alone` examples, of its body on others, and of the head's
+    logits and gradient on 2 x 9.
+    """
     fed = federation(build=build, server=server_data(40, num_classes=7))
     family, w, data = fed.family, fed.family.init(0), fed.server_data
     layer = family.classifier
@@ -44,7 +47,7 @@ def test_they_are_those_of_the_network_with_the_head_in_place(build: object, kep
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
         gradients = (torch.autograd.grad(z.square().sum(), head)[0] for z in (found, expected))
         torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
-    assert logits.examples == examples
+    assert logits.operations == 2 * (alone * (5 * 6 + 6 * 3) + body * 5 * 6 + 2 * 9 * 2 * 6 * 7)
 
 
 @pytest.mark.parametrize("build", [mlp, normed])
