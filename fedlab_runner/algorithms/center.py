@@ -51,6 +51,8 @@ class Center(Algorithm[CenterState]):
         return CenterState(x, zero_slots(ADAM, x[: fed.family.num_params]), 0)
 
     def round(self, state: CenterState, fed: Federation) -> CenterState:
+        fed.record_server_cache(sum(slot.numel() for slot in state.slots))
+        fed.metrics.count_server_flops(0)  # in a round after the training too
         if fed.round >= self.epochs:
             return state
         left = None if self.max_steps is None else self.max_steps - state.steps

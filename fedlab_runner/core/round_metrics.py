@@ -82,9 +82,7 @@ class RoundMetrics:
 
     def count_client_flops(self, work: Work, *, losses_reported: bool) -> None:
         """Adds the operations of a cohort's local training and, if `losses_reported`, of the models' losses."""
-        if not work.num_steps.any():
-            return
-        flops = self._step_costs.of(work).of(work)
+        flops = self._step_costs.of(work).of(work) if work.num_steps.any() else 0
         if losses_reported:
             flops += _flops_of_losses(work.family, work.client_data, work.ids)
         self._add("cost/client_gflops", flops)

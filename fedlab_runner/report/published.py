@@ -170,8 +170,9 @@ def _metric(run: Run, key: str) -> float:
         return math.nan if not run.finished else math.inf if reached is None else float(reached)
     if not key.startswith(OVER_ROUNDS):
         return float(run.summary["at_best"].get(key, math.nan)) if run.finished else math.nan
-    values = [row[key] for row in run.rows if key in row and not run.damaged]
-    return (max(values) if key.endswith("cache_mb") else mean(values)) if values else math.nan
+    known = any(key in row for row in run.rows) and not run.damaged
+    values = [row.get(key, 0.0) for row in run.rows if row["round"] > 0]  # a round without the metric had no cost
+    return (max(values) if key.endswith("cache_mb") else mean(values)) if known else math.nan
 
 
 def metric_of(column: Mapping[str, Any], groups: Sequence[SeedGroup]) -> str:

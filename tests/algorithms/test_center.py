@@ -28,4 +28,6 @@ def test_center_is_adam_over_all_its_epochs() -> None:
 def test_center_asks_no_client() -> None:
     fed = federation()
     run(algorithm("center"), fed, 1)
-    assert set(fed.collect()) == {"cost/server_gflops"}
+    metrics = fed.collect()
+    assert set(metrics) == {"cost/server_gflops", "cost/server_cache_mb"}
+    assert metrics["cost/server_cache_mb"] == 2 * fed.family.num_params * 4 / 1e6, "Adam's two moments"

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlab_runner.algorithms.shared.server_training import SERVER_STREAMS
 from fedlab_runner.core import cohort, trainer
+from fedlab_runner.delays.constant import ConstantDelay
 from fedlab_runner.executors.loop import Loop
 from tests.helpers.toy import ALGORITHMS, CLASSES, default_home, federation, few_rounds, local, mlp
 
@@ -81,6 +83,22 @@ def test_servers_compute_what_the_run_says(name: str, counted: Counter[str]) -> 
             state = how.round(state, fed)
     of_server = mode.get_total_flops() - counted["clients"]
     assert round_off(fed.collect()["cost/server_gflops"]) == of_server + 3 * SERVERS[name] > 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_without_clients_costs_nothing_and_says_so(name: str) -> None:
+    """So that means over rounds count it. All clients are busy in the second and third round, or know nobody."""
+    nobody = np.zeros((3, 3), dtype=bool)
+    how = few_rounds(name, **({"epochs": 1} if name == "center" else {}))
+    late = ConstantDelay(rounds=3, draw="client")
+    fed = federation([5, 2, 9], cohort=1 if how.decentralized else 3, delay=late, topology=nobody)
+    state, told = how.init(fed), []
+    for round in range(3):
+        fed.begin(round, 1.0)
+        state = how.round(state, fed)
+        told.append({key: value for key, value in fed.collect().items() if key.startswith(("comm/", "cost/"))})
+    assert told[0].keys() == told[1].keys() == told[2].keys()
+    assert told[2].get("comm/upload_mb", 0) == 0 and (how.decentralized or told[2].get("cost/client_gflops", 0) == 0)
 
 
 def round_off(gflops: float) -> int:

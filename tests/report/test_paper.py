@@ -791,6 +791,14 @@ def test_the_best_beside_a_paper_has_a_value_and_the_smallest_cost() -> None:
     assert [cells[0].ours.bold for _, cells in beside.rows(costs, grouping.group(made))] == [False, True]
 
 
+def test_a_round_without_a_cost_counts_in_its_mean_over_rounds() -> None:
+    made = run("fedavg", "none", 0, 0.5)
+    rows = [{k: v for k, v in row.items() if k != "comm/upload_mb" or row["round"] == 4} for row in made.rows]
+    found = grouping.group([replace(made, rows=rows)])
+    assert published.ours_of(found, {"metric": "comm/upload_mb"}) == [2.0 / ROUNDS]
+    assert published.ours_of(found, {"metric": "comm/download_mb"}) == []
+
+
 def test_texts_are_escaped_for_latex() -> None:
     assert escaping.latex("a_b & 5 % of $x^2$ {~} \\ #1") == (
         "a\\_b \\& 5 \\% of \\$x\\textasciicircum{}2\\$ \\{\\textasciitilde{}\\} \\textbackslash{} \\#1"
