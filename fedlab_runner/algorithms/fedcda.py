@@ -226,6 +226,15 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
         divergence = sum(e.square for e in used) / len(used) - square
         return sum(e.loss for e in used) / len(used) + self.smoothness / 2 * max(divergence, 0.0)
 
+    def operations(self, fed: Federation, local: float) -> float:
+        if self.strategy in ("newest", "random"):
+            return local
+        clients, batches = fed.cohort_size, min(self.batches, fed.cohort_size)
+        if self.strategy == "optimal":
+            clients, batches = fed.population, 1
+        entries = self.memory * clients / batches  # of full caches
+        return local + batches * 2 * fed.family.num_params * entries * (entries + 1)
+
     def cached(self, state: FedCDAState) -> int:
         return len(state.params) * (sum(map(len, state.caches.values())) + 1)  # the models and their sum
 
