@@ -52,13 +52,14 @@ class Graduated:
         of the layers before and behind bring both into the common order.
         """
         m = len(models)
-        x, flops, iterations = [_start(models, group.size, rng) for group in groups], 0, 0
+        x, iterations = [_start(models, group.size, rng) for group in groups], 0
         fixed = [self._fixed(models, groups, group) for group in groups] if m > 1 else []
+        flops = sum(self._kernel_flops(*each, m, once=True) for each in zip(groups, fixed, strict=False))
         older, tau, rested, sharp = x, self.tau, 0, False
         while m > 1 and iterations < self.max_iterations:
             affinities = self._affinities(models, groups, x, fixed)
             new = [self._solve(a, tau, sharp) for a in affinities]
-            flops += sum(_flops(group, m, self.sinkhorn_steps) for group in groups)
+            flops += sum(self._flops(*each, m, sharp) for each in zip(groups, fixed, strict=True))
             iterations, rested = iterations + 1, rested + 1
             change, (older, x) = _change(new, x, older), (x, new)
             if change < MIN_CHANGE or rested > MAX_ITERATIONS_PER_TEMPERATURE:
@@ -112,6 +113,22 @@ class Graduated:
                     add_product(affinity[:before].view(-1, n), both.T, of_group[i])
             affinities.append(affinity[1:])
         return affinities
+
+    def _kernel_flops(self, group: NeuronGroup, fixed: "Fixed", m: int, once: bool) -> int:
+        """Operations of a group's kernels for m models, three products for each pair that is compared: of the kernels
+        that are made `once`, or of those of an iteration.
+        """
+        pairs = m - 1 if self.pairwise else m * (m - 1) // 2
+        sides = (group.rows, fixed.rows), (group.columns, fixed.columns)
+        features = sum(p.outer * p.inner for pieces, still in sides if still == once for p in pieces)
+        return 6 * pairs * group.size**2 * features
+
+    def _flops(self, group: NeuronGroup, fixed: "Fixed", m: int, sharp: bool) -> int:
+        """Operations of an iteration: kernels, mixing, the sums over models, and Sinkhorn or the Hungarian method."""
+        n, features = group.size, sum(p.outer * p.inner for p in group.rows + group.columns)
+        mixing, sums = 2 * m * n**2 * features, 2 * n**3 * (m - 1) * (1 if self.pairwise else m)
+        solving = (m - 1) * (n**3 if sharp else 2 * self.sinkhorn_steps * n**2)
+        return self._kernel_flops(group, fixed, m, once=False) + mixing + sums + solving
 
     def _solve(self, affinity: Tensor, tau: float, sharp: bool) -> Tensor:
         """The assignments [m, n, n] with the most affinity [m - 1, n, n]: soft or, if `sharp`, permutations. That of
@@ -212,14 +229,6 @@ def _change(new: Sequence[Tensor], x: Sequence[Tensor], older: Sequence[Tensor])
         for a, b, c in zip(new, x, older, strict=True)
     ]
     return float(torch.stack(pairs).sum(0).mean())
-
-
-def _flops(group: NeuronGroup, m: int, steps: int) -> int:
-    """Operations of one iteration: kernels (three matrix products), mixing, the sum over models, Sinkhorn."""
-    n = group.size
-    features = sum(p.outer * p.inner for p in group.rows + group.columns)
-    mixing = 2 * m * n * n * features
-    return 6 * (m * n) ** 2 * features + mixing + 2 * (m * n) ** 2 * n + 3 * steps * m * n * n
 
 
 def check_graduated(tau: float, tau_decay: float, tau_min: float, sinkhorn_steps: int, max_iterations: int) -> None:

@@ -359,6 +359,33 @@ def test_sinkhorn_is_doubly_stochastic_and_sharp_when_cold() -> None:
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
+@pytest.mark.parametrize("hidden", [[5], [6, 4]], ids=str)
+def test_the_operations_of_graph_matching_are_those_that_it_does(
+    hidden: list[int], pairwise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, groups, _ = structure(MLP(None, None, hidden), channels=1, size=4)
+    models, counted = torch.stack([family.init(seed) for seed in range(4)]), [0]
+    where = graduated_assignment
+
+    def watch(name: str, cost: Callable[..., int]) -> None:
+        real = getattr(where, name)
+
+        def counting(*given: Any) -> Any:
+            counted[0] += cost(*given)
+            return real(*given)
+
+        monkeypatch.setattr(where, name, counting)
+
+    watch("add_product", lambda total, a, b, *alpha: 2 * a.numel() * b.shape[1])
+    watch("_mix", lambda moved, models, piece, x: 2 * piece.view(models).numel() * x.shape[-1])
+    watch("sinkhorn", lambda scores, steps: 2 * steps * scores.numel())
+    watch("hungarian", lambda gains: len(gains) ** 3)
+    watch("_order", lambda assignment: -(len(assignment) ** 3))  # which reads the result off
+    found = graduated(pairwise=pairwise).assign(models, groups, np.random.default_rng(0))
+    assert found.flops == counted[0] > 0
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
 @pytest.mark.parametrize("model", [MLP(None, None, [9, 8]), SmallCNN(None, None)], ids=lambda m: type(m).__name__)
 def test_graph_matching_recovers_permutations_of_all_layers(model: Any, pairwise: bool) -> None:
     family, groups, inputs = structure(model, channels=1, size=4)
