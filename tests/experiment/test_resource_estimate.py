@@ -398,7 +398,7 @@ UNKNOWN = {"gamf"}  # what its matching costs nobody knows before it was done
 # The estimate over what a run of the toy counts beside adding up the updates, where it is not 1: it leaves out what is
 # small beside training in models that are not toys, such as a generator or the mean of a few models.
 RATIOS = {"dec_fedavg": 0.994, "dec_fedprox": 0.994, "def_kt": 0.998, "dfml": 1.017, "dpsgd": 0.970, "fedala": 1.150}
-RATIOS |= {"fedbabu": 1.188, "federated_dropout": 0.994, "fedgen": 0.559, "fedma": 0.643}
+RATIOS |= {"fedbabu": 1.188, "federated_dropout": 0.994, "fedgen": 0.559, "fedma": 0.750}
 RATIOS |= {"fedrep": 0.714, "fedrolex": 0.994, "fedwalk": 0.900, "fml": 0.963, "heterofl": 0.994, "qfedavg": 0.964}
 MORE: list[tuple[str, dict[str, Any], float]] = [  # other fields of an algorithm
     ("apfl", {"adaptive": True}, 1.0),

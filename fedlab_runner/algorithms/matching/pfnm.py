@@ -222,7 +222,8 @@ class _State:
             if j not in self._new:
                 self._new[j] = self._gain.new(v, square, columns, count, len(v)).contiguous()
             gains = torch.cat([gains, self._new[j][:, :most]], 1)
-        self.flops += 4 * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
+        products = 2 if isinstance(self._gain, PFNM) and mass.shape[1] > 1 else 1  # of matrices, in `existing`
+        self.flops += 2 * products * len(v) * len(known) * v.shape[1] + len(v) ** 2 * (len(known) + most)
         chosen = hungarian(gains)
         self._add(j, self._places(j, chosen, known), 1)
         if abandoned:

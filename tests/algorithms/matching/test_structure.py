@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlab_runner.algorithms.matching import graduated_assignment
+from fedlab_runner.algorithms.matching import graduated_assignment, pfnm
 from fedlab_runner.algorithms.matching.assignment import hungarian
 from fedlab_runner.algorithms.matching.graduated_assignment import Graduated, sinkhorn
 from fedlab_runner.algorithms.matching.neurons import NeuronGroup, permute
@@ -257,6 +257,29 @@ def test_permutations_are_recovered(limit: int, noise: float) -> None:
     assert found.width == 8 and found.flops > 0
     for assignment, order in zip(found.assignments, orders, strict=True):
         assert assignment.tolist() == order.tolist()
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("gain", [prior(6), SquaredDistance(0.1)], ids=lambda gain: type(gain).__name__)
+def test_the_operations_of_a_matching_are_those_that_it_does(
+    gain: Gain, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, product = [0], pfnm.product
+
+    def multiplied(a: Tensor, b: Tensor) -> Tensor:
+        counted[0] += 2 * a.numel() * b.shape[1]
+        return product(a, b)
+
+    def assigned(gains: Tensor) -> np.ndarray:
+        counted[0] += len(gains) * gains.numel()
+        return hungarian(gains)
+
+    monkeypatch.setattr(pfnm, "product", multiplied)
+    monkeypatch.setattr(pfnm, "hungarian", assigned)
+    columns = [torch.arange(6), torch.arange(6) if alike else torch.tensor([0, 2, 3, 5])]
+    clients = [Neurons(atoms(4, len(columns[j % 2]), seed=j), columns[j % 2], 0.2) for j in range(5)]
+    how: dict[str, Any] = {"sweeps": 2, "rng": np.random.default_rng(0), "limit": 9, "shared": 1}
+    assert match(clients, gain, num_columns=6, **how).flops == counted[0] > 0
 
 
 def test_a_single_client_keeps_its_order() -> None:
