@@ -135,8 +135,9 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
         meeting = pick_participants(fed, state.aggregator)
         trained = train(fed, state.models, meeting.participants)
         record_exchange(fed, [t.group for t in trained], meeting.aggregator)
-        # Alpha goes to each sender, t and start to the next aggregator.
-        fed.metrics.count_payload(download=len(meeting.senders) + 2)
+        # Alpha goes to each sender, t and start to the next aggregator if it is another client.
+        successor = meeting.next if self.fixed_aggregator is None else self.fixed_aggregator
+        fed.metrics.count_payload(download=len(meeting.senders) + 2 * (successor != meeting.aggregator))
         learnt = self._aggregate(fed, meeting, trained, alpha)
         new = [(t.group, rows) for t, rows in zip(trained, learnt, strict=True)]
         peaks, alphas = state.peaks, state.alphas.clone()
@@ -148,7 +149,6 @@ class DFML(DecentralizedAlgorithm[DFMLState]):
             peaks = updated(fed, self.store_on, peaks, [(of_them, rows[renewed])])
             alphas[ids] = alphas[ids].clamp_min(alpha)
         fed.metrics.report(alpha=alpha)
-        successor = meeting.next if self.fixed_aggregator is None else self.fixed_aggregator
         models = updated(fed, self.store_on, state.models, new)
         return DFMLState(models, peaks, alphas, successor, start, period)
 

@@ -417,6 +417,8 @@ def test_the_aggregators_work_and_messages_are_counted() -> None:
     assert metrics["comm/download_mb"] == pytest.approx((2 * size + 2 + 2) * 4e-6)
     step = fed.family.flops(fed.client_data.inputs[:1]).step
     assert metrics["cost/server_gflops"] == pytest.approx(3 * 16 * 3 * step / 1e9)
+    run(dfml(epochs=3, fixed_aggregator=0), fed, 1)
+    assert fed.collect()["comm/download_mb"] == pytest.approx((2 * size + 2) * 4e-6), "it tells itself nothing"
 
 
 @pytest.mark.parametrize(
