@@ -135,6 +135,8 @@ def sent(algorithm: Any, upload: Any, clients: int) -> Any:
     require(right, algorithm, "client_update", f"a NamedTuple of tensors [{clients}, ...]", upload)
     known = list(algorithm.known)
     require({*known} <= {*names(upload)}, algorithm, "known", f"fields of {type(upload).__name__}", known)
+    real = not any(t.is_complex() for t in upload)  # a mean, and the bytes, would be those of the real parts
+    require(real, algorithm, "client_update", "tensors of real numbers (torch.view_as_real(x))", upload)
     free = not any(t.requires_grad for t in upload)
     require(free, algorithm, "client_update", "tensors without a gradient's history (x.detach())", upload)
     return upload

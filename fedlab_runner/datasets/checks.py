@@ -42,6 +42,8 @@ def _check_examples(dataset: Dataset, part: str, examples: Examples, classes: in
     require(len(inputs) > 0, dataset, "load", f"one example or more as {part}", inputs)
     if inputs.ndim == 2:
         require(bool(inputs.isfinite().all()), dataset, "load", f"finite {part}.inputs", inputs)
+        free = f"{part}.inputs without a gradient's history (x.detach())"
+        require(not inputs.requires_grad, dataset, "load", free, inputs)
     n = len(inputs)
     check_labels(dataset, "load", f"{part}.targets", examples.targets, n, classes)
     for name in ("strata", "users"):

@@ -37,5 +37,8 @@ def in_words(given: Any) -> str:
     kind = f"{library} {str(given.dtype).removeprefix('torch.')}"
     valued = 0 not in shape and not getattr(given, "is_meta", False)
     ordered = valued and getattr(given.dtype, "kind", "f") in "biuf"
-    ends = f" from {given.min().item():g} to {given.max().item():g}" if ordered else ""
+    try:
+        ends = f" from {given.min().item():g} to {given.max().item():g}" if ordered else ""
+    except NotImplementedError:  # torch orders no complex numbers and no uint16
+        ends = ""
     return f"{kind} {list(shape)}{ends}"

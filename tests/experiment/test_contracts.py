@@ -45,6 +45,7 @@ FLOATS = IMAGES._replace(inputs=torch.zeros(3, 1, 4, 4))
 FEATURES = IMAGES._replace(inputs=torch.tensor([[0.0], [1.0], [NAN]]))
 NUMBERS = IMAGES._replace(inputs=torch.zeros(3, 1))
 ARRAYS, TEXTS = IMAGES._replace(inputs=np.zeros((3, 1), np.float32)), IMAGES._replace(targets=["a text"] * 600)
+SHORTS, GRADIENT = FLOATS._replace(inputs=torch.zeros(3, 1).to(torch.uint16)), torch.zeros(3, 1, requires_grad=True)
 NAMES = IMAGES._replace(targets=np.array(["a", "b", "a"]))
 NO_CLASS, TWO_USERS = IMAGES._replace(targets=torch.tensor([0, -100, 1])), IMAGES._replace(users=torch.tensor([0, 1]))
 COUNT = Count(3)
@@ -217,6 +218,13 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
         "train.inputs as a tensor, uint8 [n, channels, side, side] or float32",
     ),
     (data, "load", replace(PICTURES, train=ARRAYS), "or float32 [n, features], got numpy float32 [3, 1] from 0 to 0"),
+    (data, "load", replace(PICTURES, train=SHORTS), "or float32 [n, features], got torch uint16 [3, 1]"),
+    (
+        data,
+        "load",
+        replace(PICTURES, train=NUMBERS._replace(inputs=GRADIENT)),
+        "train.inputs without a gradient's history (x.detach()), got torch float32 [3, 1]",
+    ),
     (data, "load", replace(PICTURES, train=TEXTS), "int64 [3] from 0 to 1, got ['a text', "),
     (data, "load", replace(PICTURES, train=NAMES), "int64 [3] from 0 to 1, got numpy <U1 [3]"),
     (data, "load", replace(PICTURES, test=FLOATS), "test.inputs as a tensor, uint8"),
@@ -254,6 +262,7 @@ BREACHES: list[tuple[Callable[[Any], Any], str, Any, str]] = [
     (data, "load", replace(PICTURES, test=None), "as test an Examples, got None"),
     (upload, "client_update", (torch.zeros(3, 2),), "a NamedTuple of tensors [3, ...], got a tuple of 1"),
     (upload, "client_update", Models(torch.zeros(3, 2).requires_grad_()), "tensors without a gradient's history"),
+    (upload, "client_update", Models(torch.zeros(3, 2, dtype=torch.complex64)), "tensors of real numbers (torch"),
     (server_data, "reserve", served(inputs=torch.zeros(3, 1, 4, 4)), "as the clients', torch uint8 [3, 1, 4, 4]"),
     (
         server_data,
