@@ -20,6 +20,7 @@ from fedlab_runner.utils.system import memory_bytes
 
 NEEDED, OPTIONAL = ("x_train", "y_train", "x_test", "y_test"), ("users_train", "users_test")
 ARRAYS = f"a file that numpy.savez wrote with {', '.join(NEEDED)}"  # the required file, for messages
+MAX_WHOLE = 2**24  # up to which float32 holds all whole numbers
 CHANNELS = (1, 3)  # possible sizes of the axis of channels, by which this module finds it
 # The required inputs, for messages.
 IMAGES = "uint8 images, square, [n, height, width] or with an axis of 1 or 3 channels, or numbers [n, features]"
@@ -99,6 +100,10 @@ def _inputs(x: np.ndarray, name: str, path: Path) -> np.ndarray:
             features = x.astype(np.float32)
         if len(bad := np.argwhere(~np.isfinite(features))):
             raise _refuse(path, f"has no finite number in row {bad[0, 0]}, column {bad[0, 1]} of {name}")
+        if x.dtype.kind in "iu" and len(bad := np.argwhere((x > MAX_WHOLE) | (x < -MAX_WHOLE))):
+            where = f"{x[tuple(bad[0])]} in row {bad[0, 0]}, column {bad[0, 1]} of {name}"
+            small = "make tokens smaller, or save quantities as floats"
+            raise _refuse(path, f"has whole numbers beyond 2^24, which float32 rounds, such as {where}: {small}")
         return features
     given = list(x.shape)
     if x.ndim == 3:

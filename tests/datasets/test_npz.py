@@ -69,6 +69,12 @@ def test_channels_first_and_last(channels: int, path: Path) -> None:
     np.testing.assert_array_equal(first.train.inputs, images)
 
 
+def test_whole_numbers_that_float32_holds_are_tokens(path: Path) -> None:
+    x = np.array([[0, 2**24, -(2**24), 2**24 - 1, 7]] * 9)
+    write_arrays(path, x_train=x, x_test=x[:6])
+    np.testing.assert_array_equal(load(path).train.inputs.long(), x)
+
+
 @pytest.mark.parametrize("dtype", ["f8", ">f4", "i2", "?", "u1", "f2"])
 def test_features_are_taken_as_they_are(dtype: str, path: Path) -> None:
     x = (np.arange(45).reshape(9, 5) % 7).astype(dtype)
@@ -98,6 +104,12 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"x_train": np.zeros((9, 4, 5, 3), np.uint8)}, "has an array x_train of uint8 [9, 4, 5, 3], not uint8 images"),
     ({"x_train": np.zeros(9)}, "has an array x_train of float64 [9]"),
     ({"x_train": np.zeros((9, 3), complex)}, "has an array x_train of complex128 [9, 3]"),
+    (
+        {"x_train": np.full((9, 3), 2**24 + 1), "x_test": np.zeros((6, 3))},
+        "beyond 2^24, which float32 rounds, such as 16777217 in row 0, column 0 of x_train: make tokens smaller, or",
+    ),
+    ({"x_train": np.full((9, 3), 2**31 - 1, np.int32)}, "which float32 rounds, such as 2147483647 in row"),
+    ({"x_train": np.full((9, 3), -(2**24) - 1)}, "which float32 rounds, such as -16777217 in row"),
     ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "has no examples in x_train"),
     ({"x_train": np.zeros((9, 5, 5), np.uint8)}, "inputs of two shapes or types"),
     ({"x_train": np.zeros((9, 16), np.uint8)}, "inputs of two shapes or types"),
