@@ -11,12 +11,14 @@ import torch
 _TURN = threading.RLock()  # of the thread that has the process's settings
 _DEVICES = "cpu", "cuda"  # types of device on which a run may compute
 _CPU: Any = torch.backends.mkldnn  # torch has no types for it
+_MHA: Any = torch.backends.mha  # whose fast path has neither a gradient nor a rule for vmap; torch has no types for it
 
 # How to read and to write a setting, and its usual value. Those of products hold for a CPU: a GPU has its own.
 _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], object], Any]] = (
     (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     *((partial(torch.is_autocast_enabled, x), partial(torch.set_autocast_enabled, x), False) for x in _DEVICES),
     (partial(getattr, _CPU, "enabled"), partial(setattr, _CPU, "enabled"), True),
+    (_MHA.get_fastpath_enabled, _MHA.set_fastpath_enabled, False),
     *(
         (partial(getattr, product, "fp32_precision"), partial(setattr, product, "fp32_precision"), "ieee")
         for product in (_CPU.matmul, _CPU.conv, _CPU.rnn)

@@ -21,6 +21,7 @@ from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.precision import gpu_precisions
+from fedlab_runner.utils.torch_settings import usual_settings
 from tests.helpers.toy import CLASSES, FEATURES, federation, mlp, model_family, normed
 from tests.helpers.work import work_of
 
@@ -190,6 +191,27 @@ def test_what_torch_cannot_compute_side_by_side_trains_alone(build: Callable[[],
             inputs, targets = fed.client_data.examples(torch.from_numpy(fed.client_data.members(client)))
             expected = F.cross_entropy(fed.family.predict(w, inputs), targets).item()
             assert found[client].item() == pytest.approx(expected, abs=1e-12)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.own, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        seen = self.inner(inputs.unsqueeze(2).expand(-1, -1, 4).contiguous())
+        out: Tensor = self.head(self.own(seen, seen, seen, need_weights=False)[0][:, -1])
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch computes attention itself row by row
+def test_layers_of_attention_train_side_by_side() -> None:
+    """With the settings of a run: torch's fast path in evaluation has no gradient, so the trial would fail."""
+    family = model_family(Attending)
+    with usual_settings():
+        try_network(family, INPUTS)
+    assert family.alone is None
 
 
 @pytest.mark.parametrize("build", [mlp, normed])

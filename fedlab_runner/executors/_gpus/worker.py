@@ -75,6 +75,7 @@ def main() -> None:
     connection, parent, device = sys.argv[1:]
     die_with_parent(int(parent))
     torch.set_num_threads(1)
+    torch.backends.mha.set_fastpath_enabled(False)  # as in the run itself
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     with suppress(EOFError, OSError):  # the run has ended

@@ -85,6 +85,7 @@ class ClusterWorker:
     def _received(self, round: Round, at: torch.device) -> Any:
         """The round's job on a device: the inner executor, and the work of no clients or the job for parts."""
         torch.set_num_threads(1)
+        torch.backends.mha.set_fastpath_enabled(False)  # as in the run itself
         keep_freed_memory()
         self._kept = {name: thing for name, thing in self._kept.items() if name in round.in_use}
         lasting = [self._thing(ref, at) for ref in round.lasting]
