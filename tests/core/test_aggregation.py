@@ -187,8 +187,17 @@ def test_it_has_no_memory_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_algorithms_that_do_not_step_by_the_mean_refuse_it_in_one_line(name: str) -> None:
-    with pytest.raises(UserError, match=rf"^aggregator must be mean with algorithm={name}, [^\n]*$"):
+    why = (
+        "which has no server" if algorithm(name).decentralized else "whose server does not step by the mean of updates"
+    )
+    with pytest.raises(UserError, match=f"^aggregator must be mean with algorithm={name}, {why}$"):
         build(composed(f"algorithm={name}", "aggregator=krum"))
+    if not algorithm(name).takes_sums():
+        with pytest.raises(
+            UserError, match=f"^aggregator.sum_every must be null with algorithm={name}, wh.* "
+        ) as raised:
+            build(composed(f"algorithm={name}", "aggregator.sum_every=2"))
+        assert ("which has no server" in str(raised.value)) == algorithm(name).decentralized
 
 
 def test_who_does_not_step_by_the_mean() -> None:
