@@ -157,10 +157,8 @@ class FedWalk(Algorithm[FedWalkState]):
 
     def operations(self, fed: Federation, local: float) -> float:
         data, family = _auxiliary_data(fed), fed.family
-        n, head = (
-            len(data),
-            new_head(family, require_body("algorithm=fedwalk", family, data), data.num_classes, fed.seed),
-        )
+        n, layer = len(data), require_body("algorithm=fedwalk", family, data)
+        head = new_head(family, layer, data.num_classes, fed.seed)
         inputs = family.normalize(data.inputs[:1].to(family.device), family.dtype)
         example = family.flops(inputs, named_head(family, head.requires_grad_()))
         seen = self.steps * (min(n, self.batch_size) if self.unit == "step" else n)

@@ -71,15 +71,12 @@ def across(values: Mapping[str, Any], built: Mapping[str, Any], errors: list[str
             )
     if not has_fault("aggregator", errors) and not has_fault("algorithm", errors):
         algorithm = built["algorithm"]
+        serverless = "which has no server" if algorithm.decentralized else None
         if built["aggregator"].acts and not algorithm.takes_aggregator():
-            why = (
-                "which has no server"
-                if algorithm.decentralized
-                else "whose server does not step by the mean of updates"
-            )
+            why = serverless or "whose server does not step by the mean of updates"
             faults.append(f"aggregator must be mean with algorithm={algorithm.name}, {why}")
         if built["aggregator"].at_once() is not None and not algorithm.takes_sums():
-            why = "which has no server" if algorithm.decentralized else "whose server needs each update"
+            why = serverless or "whose server needs each update"
             faults.append(f"aggregator.sum_every must be null with algorithm={algorithm.name}, {why}")
     if not has_fault("home", errors) and not has_fault("algorithm", errors):
         algorithm = built["algorithm"]

@@ -146,9 +146,8 @@ class HeadLogits:
         """The classifier's inputs for all examples [n, ...]; None if the network changes the classifier's output."""
         family, seen, parts = self._family, list[tuple[Tensor, Tensor]](), list[Tensor]()
         layer = family.module.get_submodule(self._classifier.name)
-        of_body = family.flops(
-            self._inputs(torch.arange(1, device=self._data.inputs.device))
-        ).forward  # and of the model's own classifier
+        first = self._inputs(torch.arange(1, device=self._data.inputs.device))
+        of_body = family.flops(first).forward  # and of the model's own classifier
         hook = layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
         try:
             with family.predicting(self._w) as predict:
