@@ -459,6 +459,19 @@ def test_the_search_takes_as_many_steps_as_it_may(max_steps: int | None, steps: 
     assert cache == 2 * fed.family.num_params + 4 * 2, "two anchors and what is known of them"
 
 
+def test_out_of_domain_the_servers_classifier_costs_operations() -> None:
+    """The network 5 - 6 - 3 on 90 examples once; its features in a head of 4 classes; then the search, whose head does
+    not learn.
+    """
+    fed = federation([8, 8], server=server_data(90, num_classes=4))
+    run(feddle(epochs=2, batch_size=50), fed, 1)
+    features, head = 2 * FEATURES * 6, 2 * 6 * 4
+    before = 90 * (features + 2 * 6 * CLASSES) + 180 * 2 * head
+    search = 180 * (2 * features + 2 * head) + 4 * 4 * 2 * fed.family.num_params
+    received = 2 * 2 * fed.family.size
+    assert fed.collect()["cost/server_gflops"] == pytest.approx((before + search + received) / 1e9)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
