@@ -25,8 +25,9 @@ def require_body(what: str, family: ModelFamily, data: ServerData) -> Classifier
         )
     if not layer.direct:
         head = torch.zeros(head_size(layer, data.num_classes), dtype=family.dtype, device=family.device)
+        index = torch.arange(min(1, len(data)), device=data.inputs.device)
         try:
-            HeadLogits(family, family.vector(family.module), data, 1, kept=False)(head, torch.arange(min(1, len(data))))
+            HeadLogits(family, family.vector(family.module), data, 1, kept=False)(head, index)
         except Exception as error:
             raise UserError(
                 f"{what} needs layers behind the classifier {layer.name} that take {data.num_classes} classes, those "

@@ -12,9 +12,11 @@ from fedlab_runner.algorithms.shared.classifier_head import (
     head_size,
     identity_head,
     named_head,
+    require_body,
 )
 from fedlab_runner.core.model_family import FunctionalModel
 from fedlab_runner.utils.errors import UserError
+from tests.helpers import pretended
 from tests.helpers.toy import FEATURES, federation, mlp, model_family, normed, server_data
 
 
@@ -48,6 +50,14 @@ def test_they_are_those_of_the_network_with_the_head_in_place(build: object, kep
         gradients = (torch.autograd.grad(z.square().sum(), head)[0] for z in (found, expected))
         torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
     assert logits.operations == 2 * (alone * (5 * 6 + 6 * 3) + body * 5 * 6 + 2 * 9 * 2 * 6 * 7)
+
+
+def test_layers_behind_the_classifier_are_tried_on_the_gpu() -> None:
+    with pretended.gpu() as device:
+        fed = federation(server=server_data(40, num_classes=7), device=device)
+        assert fed.family.classifier is not None and fed.server_data is not None
+        fed.family.classifier = fed.family.classifier._replace(direct=False)
+        require_body("algorithm=feddle", fed.family, fed.server_data)
 
 
 @pytest.mark.parametrize("build", [mlp, normed])
