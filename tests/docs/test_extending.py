@@ -1,6 +1,7 @@
 """The pages on extending: each example is written out, run by the command of its page, and looked at."""
 
 import csv
+import inspect
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedlab_runner.core.executor import Executor
 from tests.helpers.extending import EXAMPLES, INDEX, PAGES, Fedlab, command, fedlab, files
 from tests.helpers.paths import ROOT
 
@@ -194,6 +196,16 @@ def test_an_executor(fedlab: Fedlab) -> None:
     assert Path("reverse/metrics.jsonl").read_bytes() == Path("loop/metrics.jsonl").read_bytes()
     logged = "".join(path.read_text() for path in Path("reverse").glob("*.log"))
     assert len(re.findall(r"round \d trains clients \[\d+, \d+, \d+\]", logged)) == 3
+
+
+def test_the_executor_takes_what_the_contract_gives(fedlab: Fedlab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short run above asks not for all of it."""
+    command(PAGES["executor"])
+    monkeypatch.syspath_prepend("mine")
+    own = import_module("reverse").Reverse
+    for name, method in inspect.getmembers(Executor, inspect.isfunction):
+        if not name.startswith("_"):
+            assert [*inspect.signature(getattr(own, name)).parameters] == [*inspect.signature(method).parameters]
 
 
 def test_server_data(fedlab: Fedlab) -> None:
