@@ -39,11 +39,12 @@ class About(NamedTuple):
 
 
 class Check(NamedTuple):
-    """The outcome of a check: `words` if it holds, else its faults."""
+    """The outcome of a check: `words` if it holds or has nothing that can be checked here, else its faults."""
 
     name: str
     words: str
     faults: Sequence[str] = ()
+    made: bool = True
 
 
 def about(folder: Path) -> About:
@@ -137,7 +138,8 @@ def names(found: FoundRuns) -> Check:
         if told != name:
             faults.append(f"{run.name}: its config is that of {name}, its summary of {told}")
     more = f"; cannot be read here: {_first(unknown)}" if unknown else ""
-    return Check("configs", f"{count_of(fine, 'run')} with the summary of their config{more}", faults)
+    words = f"{count_of(fine, 'run')} with the summary of their config{more}"
+    return Check("configs", words, faults, made=bool(fine or faults or not unknown))
 
 
 def _summary_faults(run: Run) -> Iterator[str]:
@@ -204,11 +206,13 @@ def _first(lines: Sequence[str]) -> str:
     return "; ".join(lines[:MAX_SHOWN]) + more
 
 
-def report(check: Check, show: Callable[[str], object]) -> bool:
-    """Shows a check in one line, or each of its first faults in one; returns whether it holds."""
+def report(check: Check, show: Callable[[str], object]) -> bool | None:
+    """Shows a check in one line, or each of its first faults in one; returns whether it holds, None if it was not
+    made.
+    """
     if not check.faults:
         show(f"{check.name:<12}{check.words}")
-        return True
+        return True if check.made else None
     for fault in check.faults[:MAX_SHOWN]:
         show(f"{check.name:<12}WRONG: {fault}")
     if (left := len(check.faults) - MAX_SHOWN) > 0:

@@ -54,8 +54,9 @@ def _verified(folder: Path, out: Path, given: argparse.Namespace) -> bool:
         for number, run in enumerate(runs, 1):
             _show(f"{f'run {number}/{len(runs)}':<12}{run.name}: {_size(run, given.rounds)}")
             fine.append(_again(run, settings, out / run.name, given))
-    wrong = fine.count(False)
-    _show(f"{wrong} of {len(fine)} checks do not hold" if wrong else f"all {len(fine)} checks hold")
+    wrong, made = fine.count(False), len(fine) - fine.count(None)
+    more = "; the configs could not be checked here" if None in fine else ""
+    _show((f"{wrong} of {made} checks do not hold" if wrong else f"all {made} checks hold") + more)
     return not wrong
 
 

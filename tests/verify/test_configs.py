@@ -225,6 +225,7 @@ def test_no_class_of_a_bundle_is_built(
     shown = capsys.readouterr()
     assert code == 1 and shown.err == ""
     assert "NOT COMPUTED" in shown.out and "cannot be read here: " in shown.out
+    assert re.search(r"\n[12] of 4 checks do not hold; the configs could not be checked here\n$", shown.out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.zip", "stranger_module_of_the_bundle.py"]
 
 
