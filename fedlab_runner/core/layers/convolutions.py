@@ -1,14 +1,16 @@
-"""Convolutions, computed in such a way that two faults of oneDNN's gradients of weights on a CPU reach no model.
+"""Convolutions, computed in such a way that three faults of oneDNN on a CPU reach no model (torch 2.14, oneDNN 3.12).
 
-- A strided convolution of kernel 1: the gradient is written past its workspace, and may be wrong or never end, if the
-  input is channels-last and has fewer than 16 (AVX-512) or 8 (AVX2) channels:
+- A strided convolution of kernel 1: the gradient of the weights is written past its workspace, and may be wrong or
+  never end, if the input is channels-last and has fewer than 16 (AVX-512) or 8 (AVX2) channels:
   https://github.com/uxlfoundation/oneDNN/issues/6035. The safe way takes every s-th pixel, and then has stride 1. The
   values are the same, for up to twice the time (64 to 128 channels of 32 pixels, forward and backward); 3 of a
   ResNet's 20 convolutions are strided.
-- In bfloat16, an input smaller than the kernel: values of the gradient are what the memory held before (torch 2.14,
-  oneDNN 3.12). The safe way computes in float32, as oneDNN adds up anyway, and rounds the results.
+- In bfloat16, an input smaller than the kernel: values of the gradient of the weights are what the memory held before.
+  The safe way computes in float32, as oneDNN adds up anyway, and rounds the results.
+- In bfloat16 on a CPU with AMX, three spatial dimensions, of which the result's last has size 1: values of the result
+  are what the memory held before. The safe way is the same.
 
-Delete either where the oldest torch that this package allows has a oneDNN without that fault.
+Delete each where the oldest torch that this package allows has a oneDNN without that fault.
 """
 
 import inspect
@@ -86,8 +88,10 @@ def safely(
         pixels = input.movedim(-1 - rank, -1)[taken]  # channels last, so that the gradient has that layout too
         return convolution(pixels.movedim(-1, -1 - rank), weight, bias, groups=groups)
     args = input, weight, bias, stride, padding, dilation, groups
-    if (lower := _lowered(input)) is not None and _is_small(input.shape[-rank:], weight, dilation):
-        return _raised(convolution, lower, *args)
+    if (lower := _lowered(input)) is not None:
+        last = _last_of_result(input, weight, steps, padding, dilation)
+        if _is_faulty(input.shape[-rank:], last, weight, dilation):
+            return _raised(convolution, lower, *args)
     return convolution(*args)
 
 
@@ -113,7 +117,7 @@ def transposed_safely(
             strict=True,
         )
         result = [(n - 1) * step - 2 * pad + gap * (k - 1) + more + 1 for n, k, step, pad, more, gap in each]
-        if _is_small(result, weight, dilation):
+        if _is_faulty(result, input.shape[-1], weight, dilation):
             return _raised(convolution, lower, *args)
     return convolution(*args)
 
@@ -132,10 +136,21 @@ def _lowered(input: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _is_small(sizes: Sequence[int], weight: Tensor, dilation: Ints) -> bool:
-    """Whether an input of these sizes is smaller than the kernel, in any direction."""
-    gaps = _each(dilation, weight.dim() - 2)
-    return any(n < gap * (k - 1) + 1 for n, k, gap in zip(sizes, weight.shape[2:], gaps, strict=True))
+def _last_of_result(input: Tensor, weight: Tensor, steps: Sequence[int], padding: str | Ints, dilation: Ints) -> int:
+    """The size of the last dimension of a convolution's result."""
+    if padding == "same":
+        return input.shape[-1]
+    pad, gap = (_each(numbers, len(steps))[-1] for numbers in (0 if isinstance(padding, str) else padding, dilation))
+    return (input.shape[-1] + 2 * pad - gap * (weight.shape[-1] - 1) - 1) // steps[-1] + 1
+
+
+def _is_faulty(sizes: Sequence[int], last: int, weight: Tensor, dilation: Ints) -> bool:
+    """Whether a convolution in bfloat16 meets a fault: its input has these sizes, its result's last dimension has
+    size `last`.
+    """
+    gaps = _each(dilation, len(sizes))
+    small = any(n < gap * (k - 1) + 1 for n, k, gap in zip(sizes, weight.shape[2:], gaps, strict=True))
+    return small or (len(sizes) == 3 and last == 1)
 
 
 def _raised(convolution: Callable[..., Tensor], lower: torch.dtype, *args: Any) -> Tensor:

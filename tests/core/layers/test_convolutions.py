@@ -137,19 +137,24 @@ class Functions(nn.Module):
         return F.conv2d(F.conv_transpose2d(input, self.up, stride=2, padding=1), self.weight, None, 2, 1)
 
 
-# Convolutions of inputs that are smaller than the kernel, for whose weights oneDNN's bfloat16 gradient has what the
-# memory held before: a layer, and the spatial sizes of its input.
-SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+# Convolutions of which oneDNN's bfloat16 result or gradient of the weights has what the memory held before: a layer,
+# and the spatial sizes of its input. The input is smaller than the kernel, or the result has three dimensions and the
+# last of them has size 1.
+FAULTY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: nn.Conv1d(16, 16, 3, 2, 1), (1,)),
     "2d": (lambda: nn.Conv2d(16, 16, 3, 2, 1), (1, 1)),
     "2d, narrow": (lambda: nn.Conv2d(16, 16, 5, 2, 2), (8, 1)),
     "2d, groups": (lambda: nn.Conv2d(16, 16, 3, 2, 1, groups=2), (1, 1)),
     "3d": (lambda: nn.Conv3d(16, 16, 3, 1, 1), (2, 2, 2)),
+    "3d, thin": (lambda: nn.Conv3d(16, 16, 3, 2, padding=(1, 1, 0)), (5, 5, 4)),
+    "3d, thin and valid": (lambda: nn.Conv3d(16, 16, 3, padding="valid"), (8, 5, 3)),
+    "3d, thin and dilated": (lambda: nn.Conv3d(16, 16, 3, 2, 1, dilation=(1, 1, 2)), (5, 5, 4)),
+    "3d, thin and transposed": (lambda: nn.ConvTranspose3d(16, 16, 3, 2), (4, 5, 1)),
     "own forward": (lambda: OwnForward(16, 16, 3, 2, 1), (1, 1)),
     "transposed": (lambda: nn.ConvTranspose2d(16, 16, 3, 2, 1), (8, 1)),
     "functions": (Functions, (1, 1)),
 }
-small = pytest.mark.parametrize(("build", "sizes"), SMALL.values(), ids=SMALL)
+faulty = pytest.mark.parametrize(("build", "sizes"), FAULTY.values(), ids=FAULTY)
 
 
 def spoil() -> None:
@@ -172,8 +177,8 @@ def distance(mine: Tensor, theirs: Tensor) -> float:
     return float((mine.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-@small
-def test_bfloat16_of_an_input_smaller_than_the_kernel(build: Callable[[], nn.Module], sizes: tuple[int, ...]) -> None:
+@faulty
+def test_bfloat16_has_no_values_of_used_memory(build: Callable[[], nn.Module], sizes: tuple[int, ...]) -> None:
     layer, x = lowered(build, sizes)
     exact = copy.deepcopy(layer).double()
     parameters = list(layer.parameters())
@@ -197,7 +202,7 @@ def test_float64_stays_beside_autocast() -> None:
         assert torch.equal(layer(x), F.conv2d(x, layer.weight, layer.bias, 2, 1))
 
 
-@small
+@faulty
 def test_the_same_for_many_models_side_by_side(build: Callable[[], nn.Module], sizes: tuple[int, ...]) -> None:
     layer, x = lowered(build, sizes)
     names, own = zip(*layer.named_parameters(), strict=True)
