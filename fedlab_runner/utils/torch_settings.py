@@ -38,8 +38,7 @@ def usual_settings() -> Iterator[None]:
         before = [read() for read, _, _ in _SETTINGS]
         if elsewhere := device.type != "cpu":
             torch.set_default_device(None)
-        for _, write, usual in _SETTINGS:
-            write(usual)
+        take_usual_settings()
         depth = _leave_autocast()
         try:
             yield
@@ -51,6 +50,12 @@ def usual_settings() -> Iterator[None]:
             torch.set_num_threads(threads)
             for _ in range(depth):
                 torch.autocast_increment_nesting()
+
+
+def take_usual_settings() -> None:
+    """Gives a process of its own a run's settings, for good."""
+    for _, write, usual in _SETTINGS:
+        write(usual)
 
 
 @contextmanager

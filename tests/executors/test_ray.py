@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -42,6 +42,7 @@ from fedlab_runner.executors.ray import Ray
 from fedlab_runner.executors.vectorized import Vectorized
 from fedlab_runner.utils import own_modules
 from fedlab_runner.utils.errors import Diverged, RunFailed, UserError
+from fedlab_runner.utils.torch_settings import usual_settings
 from tests.executors.test_processes import train
 from tests.helpers.composed import composed, files
 from tests.helpers.kinds import by_kind
@@ -52,6 +53,7 @@ from tests.helpers.toy import (
     ALGORITHMS,
     CLASSES,
     RAGGED,
+    Attending,
     aggregator,
     algorithm,
     check_homes,
@@ -329,13 +331,18 @@ def test_workers_ask_teachers(shared: Ray, one_core: None, monkeypatch: pytest.M
     assert counted == operations and len([answer for answer in answers.of(Done) if answer.losses is None]) == 4
 
 
-def test_workers_score_models(shared: Ray, one_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch computes attention itself row by row
+@pytest.mark.parametrize("network", [normed, Attending])
+@usual_settings()
+def test_workers_score_models(
+    network: Callable[[], nn.Module], shared: Ray, one_core: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bits of one process: clients' models on the same examples and on their own."""
     monkeypatch.setattr(scoring, "MIN_ALONE_FLOPS", 0.0)
     found, answers, ids = [], Answers(shared, monkeypatch), np.arange(len(RAGGED))
     inputs, targets = examples(200)
     for executor in (LOOP, shared):
-        fed = federation(executor=executor, build=normed)
+        fed = federation(executor=executor, build=network)
         models = fed.cohort(ids).train(fed.family.init(0), counted=False)
         same = on_examples(executor, fed.family, models, inputs, targets, 64)
         own = of_each(executor, fed.family, models, fed.client_data, ids, 64)

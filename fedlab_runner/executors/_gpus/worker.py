@@ -17,6 +17,7 @@ from fedlab_runner.executors._messages import Channel, Failed, Keep, channel, ra
 from fedlab_runner.executors._sending import loaded
 from fedlab_runner.executors._shares import ClientShare, trained
 from fedlab_runner.utils.system import die_with_parent
+from fedlab_runner.utils.torch_settings import take_usual_settings
 
 
 class TrainShare(NamedTuple):
@@ -75,7 +76,7 @@ def main() -> None:
     connection, parent, device = sys.argv[1:]
     die_with_parent(int(parent))
     torch.set_num_threads(1)
-    torch.backends.mha.set_fastpath_enabled(False)  # as in the run itself
+    take_usual_settings()
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     with suppress(EOFError, OSError):  # the run has ended

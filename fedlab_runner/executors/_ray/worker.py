@@ -19,6 +19,7 @@ from fedlab_runner.executors._ray.exchange import Host, Rendezvous, exchange
 from fedlab_runner.executors._sending import loaded
 from fedlab_runner.executors._shares import ClientShare, trained
 from fedlab_runner.utils.system import keep_freed_memory
+from fedlab_runner.utils.torch_settings import take_usual_settings
 
 Ref = Any  # a reference to an object in the cluster's object store
 
@@ -85,7 +86,7 @@ class ClusterWorker:
     def _received(self, round: Round, at: torch.device) -> Any:
         """The round's job on a device: the inner executor, and the work of no clients or the job for parts."""
         torch.set_num_threads(1)
-        torch.backends.mha.set_fastpath_enabled(False)  # as in the run itself
+        take_usual_settings()
         keep_freed_memory()
         self._kept = {name: thing for name, thing in self._kept.items() if name in round.in_use}
         lasting = [self._thing(ref, at) for ref in round.lasting]
