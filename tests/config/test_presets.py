@@ -304,6 +304,8 @@ STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
         for name in ("fig27", "fig26_anl")
         for partition in (IID, DIRICHLET)
     ),
+    ("feddle/table5", ("server_data=in_domain",), {"algorithm.lam": 0.01}),
+    ("feddle/table5_init", ("server_data=tiny_imagenet",), {"algorithm.lam": 0.0}),
     ("dfml/fig26_anl", ("rounds=60",), {"algorithm.anneal_rounds": 60}),
     ("dfml/fig28", (), {WSM: "fedlab_runner.core.losses.WSM", "algorithm.alpha_max": 0.9}),
     *(  # CIFAR's images are augmented, as in HeteroFL's code, others not
@@ -322,6 +324,20 @@ STATED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
 def test_what_is_stated_is_what_runs(experiment: str, changes: tuple[str, ...], stated: dict[str, Any]) -> None:
     cfg = composed(f"experiment={experiment}", *changes, small=False)
     assert {key: OmegaConf.select(cfg, key) for key in stated} == stated
+
+
+@pytest.mark.parametrize(
+    ("row", "table", "data"),
+    [("feddle/table5_init", "feddle/table6", "in_domain"), ("feddle/table5", "feddle/table6_ood", "tiny_imagenet")],
+)
+def test_a_row_of_feddles_table_5_without_a_change_is_a_run_of_table_6(row: str, table: str, data: str) -> None:
+    """With lam at its default, which is 0 in-domain and 0.01 out-of-domain. On the other data the row sets it."""
+    ids = {
+        (each, where): check(composed(f"experiment={each}", f"server_data={where}", small=False)).run_id
+        for each in (row, table)
+        for where in ("in_domain", "tiny_imagenet")
+    }
+    assert {where for where in ("in_domain", "tiny_imagenet") if ids[row, where] == ids[table, where]} == {data}
 
 
 def test_fedlaw_is_in_its_own_part_of_fedcdas_tables() -> None:
