@@ -136,10 +136,15 @@ def _allowed(values: dict[str, Any], hydra: Any) -> dict[str, Any]:
     """
     if found := [*secrets.faults([*secrets.leaves(values, ""), *secrets.leaves(hydra, "hydra")]), *_escapes(values)]:
         raise UserError("\n".join(found))  # no other faults: their lines show values, maybe the key
-    debug = values.pop("debug", None)
-    _check_bounds({"debug": debug}, {"debug": values}, "")
-    bounded: dict[str, Any] = _bounded(values, debug)
-    return bounded
+    _check_bounds({"debug": values.get("debug")}, {"debug": values}, "")
+    return bounded(values)
+
+
+def bounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config without the group `debug`, with the bounds that it gives them."""
+    own = {key: value for key, value in values.items() if key != "debug"}
+    of_run: dict[str, Any] = _bounded(own, values.get("debug"))
+    return of_run
 
 
 def unchecked_fingerprint(cfg: DictConfig) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.config.build import bounded
 from fedlab_runner.config.hydra_record import EXPERIMENTS
 from fedlab_runner.config.run_id import without_volatile
 from fedlab_runner.core.metric_names import COUNT_PREFIX
@@ -38,7 +39,7 @@ def read_run(folder: Path, noted: str | None, refused: str | None) -> Run | None
     `noted`: the state of its job in a sweep's record; `refused`: the error there, which counts if the run has no round.
     A run that has begun has its own note of a failure, which its next start removes.
     """
-    config = _mapping(folder, "config.yaml") or _mapping(folder, ".hydra/config.yaml")
+    config = _mapping(folder, "config.yaml") or bounded(_mapping(folder, ".hydra/config.yaml"))
     if not config:
         return None
     hydra = told if isinstance(told := _mapping(folder, ".hydra/hydra.yaml").get("hydra"), dict) else {}

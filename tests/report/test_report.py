@@ -356,6 +356,19 @@ def test_an_interpolation_is_no_condition(tmp_path: Path) -> None:
     assert found == {"participation.cohort_size=3": 2, "participation.cohort_size=5": 1}
 
 
+def test_a_run_in_little_that_was_refused_has_the_setting_of_the_others(tmp_path: Path) -> None:
+    """Its config as composed has the bounds of +debug=tiny beside the experiment's own numbers."""
+    write_run(tmp_path, "algorithm=fedavg", *EVERY, "participation.cohort_size=2", rows=curve(0.1, 0.2, 0.3, 0.4))
+    folder = write_run(tmp_path, "algorithm=fedavg", *EVERY, "seed=1", rows=[])
+    told = {**untrusted.read_yaml(folder / "config.yaml"), "debug": {"participation": {"cohort_size": 2}}}
+    (folder / ".hydra" / "config.yaml").write_text(json.dumps(told))
+    for name in ("config.yaml", "metrics.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    write_failed_job(tmp_path, folder, "not enough memory")
+    (found,) = group(find([tmp_path]).runs)
+    assert len(found.runs) == 2
+
+
 def test_the_longest_run_of_a_seed_counts_wherever_it_lies(tmp_path: Path) -> None:
     short = write_run(tmp_path / "a", "algorithm=fedavg", *EVERY, rows=curve(0.1, 0.2))
     shutil.copytree(short, tmp_path / "b" / short.name)
