@@ -136,10 +136,13 @@ def show(folder: Path) -> None:
     names = short([line[0] for line in body])
     narrow = max(map(len, names)) > SETTING_SHARE * rich.get_console().width  # then an override a line
     numbers = [Column(each.replace(" ", "\n"), justify="right", no_wrap=True) for each in header[1:4]]
-    columns = Column(header[0], no_wrap=True, overflow="fold"), *numbers, Column(header[4], overflow="fold")
+    columns = [Column(header[0], overflow="fold"), *numbers]
+    if any(line[4] for line in body):
+        columns.append(Column(header[4], overflow="fold"))
     table = Table(*columns, show_lines=narrow and any(" " in name for name in names))
     for name, (_, *others) in zip(map(visible, names), body, strict=True):
-        table.add_row(Text(name.replace(" ", "\n") if narrow else name), *(Text(visible(cell)) for cell in others))
+        words = [Text(visible(cell)) for cell in others[: len(columns) - 1]]
+        table.add_row(Text(name.replace(" ", "\n") if narrow else name), *words)
     rich.print(table)
     if len(rows) > MAX_SHOWN:
         print(f"the best {MAX_SHOWN} of {len(rows)} settings")

@@ -138,6 +138,24 @@ def test_people_read_percent_and_whole_overrides_in_a_narrow_terminal(
     assert "| mean test/accuracy |" in markdown(records.read(tmp_path))
 
 
+@pytest.mark.parametrize(("state", "heading"), [("finished", ""), ("failed", "counted")])
+def test_a_long_override_leaves_room_for_the_other_columns(
+    state: str, heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a job that does not count there is no column of these."""
+    monkeypatch.setattr(plots, "plot_sweep", lambda _: [])
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "jobs").mkdir()
+    long = "experiment=hyfem/fig4_cifar10_centralised"
+    for number, (override, has) in enumerate([("experiment=hyfem/fig4_cifar10", "finished"), (long, state)]):
+        job = Job([override], 0, has, 0.5, "outputs/x", summary={"metric": "test/accuracy"}, error="too large")
+        write_text_atomically(tmp_path / "jobs" / f"{number}.json", checksummed_json.text(asdict(job)))
+    show(tmp_path)
+    table = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "┏┃┡│└"]
+    words = " ".join(line.strip("┃").split("┃")[-1].strip() for line in table if line[0] == "┃").split()
+    assert words == (["not", heading] if heading else ["std"]) and max(map(len, table)) <= 80
+
+
 def test_a_search_has_its_best_setting_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
