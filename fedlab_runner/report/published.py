@@ -90,17 +90,28 @@ def in_cell(
     """The settings of `those` that fit a cell.
 
     If the row names a `target`, an algorithm and a round, their `evaluation.target` is the mean, over seeds, of what
-    that algorithm has in that round. It is None unless `groups` have exactly one setting of it in this column.
+    that algorithm has in that round under their condition, or, without runs under it, in this column. It is None unless
+    there is exactly one setting of that algorithm.
     """
     found = [group for group in those if fits(group, {**column, **row["choice"]})]
     if "target" not in row:
         return found
     others = [group for group in groups if fits(group, {**column, "algorithm": row["target"]["algorithm"]})]
-    runs = [run for run in others[0].runs if not run.damaged] if len(others) == 1 else []
-    then = [(run.metric, each) for run in runs for each in run.rows if each["round"] == row["target"]["round"]]
+
+    def aiming(group: SeedGroup) -> SeedGroup:
+        beside = [each for each in others if each.condition == group.condition]
+        target = _value_in(row["target"]["round"], beside or others)
+        return replace(group, runs=[run.aiming(target) for run in group.runs])
+
+    return [aiming(group) for group in found]
+
+
+def _value_in(number: int, groups: Sequence[SeedGroup]) -> float | None:
+    """What the runs of a single setting have in a round: the mean over seeds. None without one, or with several."""
+    runs = [run for run in groups[0].runs if not run.damaged] if len(groups) == 1 else []
+    then = [(run.metric, each) for run in runs for each in run.rows if each["round"] == number]
     values = [each[metric] for metric, each in then if metric in each]
-    target = mean(values) if values else None
-    return [replace(group, runs=[run.aiming(target) for run in group.runs]) for group in found]
+    return mean(values) if values else None
 
 
 def meant(paper: Paper) -> str:

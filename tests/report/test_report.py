@@ -646,6 +646,19 @@ def test_the_target_of_a_row_is_what_another_algorithm_has_in_a_round(tmp_path: 
     assert [cells(files["report.md"], row)[0] for row in found] == ["\N{EN DASH}"] * 2
 
 
+def test_the_target_of_a_row_is_that_of_its_own_condition(tmp_path: Path) -> None:
+    """A trial on fewer examples in the same folder leaves the table its numbers, and has its own."""
+    fed = ("experiment=dfml/table8", "dataset=cifar10", "partition=iid", "rounds=500", "evaluation.every=1")
+    for share, then in ((1.0, 0.05), (0.1, 0.5)):
+        mine = *fed, f"train_fraction={share}"
+        write_run(tmp_path, *mine, "algorithm=dfml", rows=curve(*(i / 1000 for i in range(501))), small=False)
+        others = curve(*[0.01] * 100, then, *[0.6] * 400)
+        write_run(tmp_path, *mine, "algorithm=dec_fedavg", rows=others, small=False)
+    page = written(tmp_path, experiment="dfml/table8")["report.md"]
+    row = "as decentralised FedAvg in round 100 train_fraction="
+    assert [cells(page, f"{row}{share}")[0] for share in (1, 0.1)] == ["**50**<br>1 seed", "500<br>1 seed"]
+
+
 def test_a_deviation_is_over_what_the_papers_is_over(tmp_path: Path) -> None:
     """FedCDA's over the last ten rounds of a run, Feddle's over seeds."""
     fed = ("experiment=fedcda/table2", "algorithm=fedavg", "partition.alpha=0.1", "rounds=12")
