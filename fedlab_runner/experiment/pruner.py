@@ -34,6 +34,8 @@ class Pruner:
         values = {field.name: getattr(pruning, field.name) for field in fields(pruning)}
         self._rule = {"pruning": type(pruning).__name__, **values}
         self._sweep = sweep_folder()
+        self._own: dict[int, float] = {}  # the run's own curve
+        self._read = 0  # how many rows of the run it is of
         self._known: dict[Path, Curve] = {}  # by run folder: curves of finished runs, read once
         self._changed: int | None = None  # when the records were last written, as of the last look at them
 
@@ -56,7 +58,9 @@ class Pruner:
         if round >= self._rounds or not e.due(round, self._rounds):
             return
         rows = history()
-        reason = self._pruning.verdict(self._curve(rows), self._others)
+        self._own |= self._curve(rows[self._read :])  # a long run has many evaluations of many rows
+        self._read = len(rows)
+        reason = self._pruning.verdict(self._own, self._others)
         if reason is None:
             return
         objective = float(summarise(rows, e.metric, e.summary, e.last, e.every, self._rounds)["objective"])

@@ -5,16 +5,21 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedlab_runner.evaluation.evaluator import Evaluation
 from fedlab_runner.experiment import pruner
+from fedlab_runner.pruning.base import Curve, Others, Pruning
 from fedlab_runner.pruning.median import Median
 from fedlab_runner.pruning.none import NoPruning
 from fedlab_runner.report import cli
 from fedlab_runner.sweep import callback, records
+from fedlab_runner.tracking.summary import evaluations
 from fedlab_runner.utils import checksummed_json
 from fedlab_runner.utils.errors import Pruned
 from fedlab_runner.utils.files import write_text_atomically
@@ -122,6 +127,30 @@ def test_a_round_reads_the_records_only_if_one_was_written_since(
     pruner.Pruner(tmp_path / "mine", NoPruning(), ACCURACY, 9).look(pytest.fail, 1)  # needs no history
 
 
+def test_an_evaluation_reads_the_rows_since_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 50,000 rounds may have 50,000 evaluations."""
+    reads, curves = list[int](), list[Curve]()
+
+    @dataclass(frozen=True)
+    class Looking(Pruning):
+        def verdict(self, own: Curve, others: Others) -> str | None:
+            curves.append(dict(own))
+            return None
+
+    def counted(rows: Sequence[dict[str, Any]], *rule: Any) -> list[dict[str, Any]]:
+        reads.append(len(rows))
+        return evaluations(rows, *rule)
+
+    monkeypatch.setattr(pruner, "evaluations", counted)
+    monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path)))
+    watch = pruner.Pruner(tmp_path / "mine", Looking(), ACCURACY, 9)
+    rows = [{"round": round, "test/accuracy": round / 10} for round in range(9)]
+    for round in range(4, 9):  # the run continues after round 3
+        watch.look(rows[: round + 1].copy, round)
+    assert reads == [5, 1, 1, 1, 1]
+    assert curves[-1] == {round: round / 10 for round in range(1, 9)}
+
+
 def test_a_finished_run_whose_rows_cannot_be_read_is_read_in_a_later_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,10 +168,9 @@ def test_a_finished_run_whose_rows_cannot_be_read_is_read_in_a_later_round(
 def test_of_a_loss_less_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(callback.FOLDER, str(write_sweep(tmp_path, 0.5, 0.6, 0.7, metric="test/loss")))
     evaluation = Evaluation(1, 100, False, [], 1, "test/loss", "best", 1, 0, None)
-    watch = pruner.Pruner(tmp_path, Median(0, 3), evaluation, 3)
-    watch.look(lambda: [{"round": 1, "test/loss": 0.55}], 1)
+    pruner.Pruner(tmp_path, Median(0, 3), evaluation, 3).look(lambda: [{"round": 1, "test/loss": 0.55}], 1)
     with pytest.raises(Pruned):
-        watch.look(lambda: [{"round": 1, "test/loss": 0.65}], 1)
+        pruner.Pruner(tmp_path, Median(0, 3), evaluation, 3).look(lambda: [{"round": 1, "test/loss": 0.65}], 1)
 
 
 def test_the_last_round_before_a_run_was_made_longer_does_not_count(
