@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,15 @@ def encode(round: int, numbers: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Row:
-    """The row of a line; null, which stands for a non-finite number, becomes NaN.
+    """The row of a line; null, which stands for a non-finite number, becomes NaN. Rows share the texts of their keys,
+    which would take more memory than the numbers.
 
     Raises ValueError unless the line is an object of numbers with a `round` >= 0.
     """
     row = untrusted.parse_json(line)
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] < 0:
         raise ValueError("not a row")
-    return {key: _number(value) for key, value in row.items()}
+    return {sys.intern(key): _number(value) for key, value in row.items()}
 
 
 def _number(value: Any) -> Any:

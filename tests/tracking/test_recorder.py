@@ -109,6 +109,16 @@ def test_numbers_keep_every_bit_and_every_line_is_json(tmp_path: Path) -> None:
     assert math.isnan(row["x"]) and math.isnan(row["y"])
 
 
+def test_rows_share_the_texts_of_their_keys(tmp_path: Path) -> None:
+    """A long run keeps all of its rows, and texts of their own would be most of its growth."""
+    record(tmp_path, -1, 3)
+    with recorder(tmp_path) as one:
+        one.start(1)  # two rows are read, and one is new
+        one.log(2, numbers(2), {})
+        texts = [key for row in one.rows() for key in row]
+    assert len({id(key) for key in texts}) == len(set(texts)) < len(texts)
+
+
 @pytest.mark.parametrize("kept", [-1, 0, 4, 6])
 def test_a_resumed_run_has_the_bytes_of_an_uninterrupted_one(tmp_path: Path, kept: int) -> None:
     record(tmp_path / "whole", -1, 9)
