@@ -1,6 +1,7 @@
 """Curves over the seeds of a setting, and the panels that show them over rounds and over costs."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -115,8 +116,8 @@ def curve_of(group: SeedGroup, metric: str | None = None, timed: bool = False) -
     for cost in COSTS if metric is None else ():
         logged = [run.timings if cost.timed else run.rows for run in runs]
         if logged and all(any(cost.key in row for row in rows) for rows in logged):
-            sums = [cumulative(rows, cost.key) for rows in logged]
-            costs[cost.key] = [mean([_until(each, round) for each in sums]) for round in rounds]
+            sums = [_until(cumulative(rows, cost.key), rounds) for rows in logged]
+            costs[cost.key] = [mean(each) for each in zip(*sums, strict=True)]
     deviations = [std(each) if len(each) > 1 else 0.0 for each in values]
     state = states.common(run.state for run in runs)
     means = [mean(each) for each in values]
@@ -151,9 +152,11 @@ def per_line(groups: Sequence[SeedGroup]) -> int:
     return max(MIN_POINTS, min(MAX_POINTS, PAGE_POINTS // max(1, lines)))
 
 
-def _until(sums: Mapping[int, float], round: int) -> float:
-    """The sum at a round; for a round without a row, that of the last round before."""
-    return sums[round] if round in sums else max((sum for each, sum in sums.items() if each <= round), default=0.0)
+def _until(sums: Mapping[int, float], rounds: Sequence[int]) -> list[float]:
+    """The sum at each of some rounds; for a round without a row, that of the last round before."""
+    known = sorted(sums)
+    before = [bisect_right(known, round) for round in rounds]
+    return [sums[known[count - 1]] if count else 0.0 for count in before]
 
 
 def _label(curve: Curve) -> str:

@@ -6,6 +6,7 @@ import re
 import shutil
 import statistics
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,7 +282,28 @@ def test_costs_of_curves_and_seconds_are_means_over_seeds_and_rounds() -> None:
     assert curves.curve_of(found[0]).costs["comm/upload_mb"] == [4.0 * r for r in range(ROUNDS + 1)]
     table = tables.costs(found)
     assert table.rows[0][list(table.header).index("a round")].lines == ("2",)
-    assert [curves._until({1: 2.0, 3: 5.0}, round) for round in (0, 2, 9)] == [0.0, 2.0, 5.0]
+    assert curves._until({1: 2.0, 3: 5.0}, (0, 2, 9)) == [0.0, 2.0, 5.0]
+
+
+def test_a_curve_reads_the_sums_of_its_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for the rounds without a row, of which timings may have thousands."""
+    reads = list[str]()
+
+    class Sums(dict[int, float]):
+        def __iter__(self) -> Iterator[int]:
+            reads.append("rounds")
+            return super().__iter__()
+
+        def items(self) -> Any:
+            reads.append("items")
+            return super().items()
+
+    monkeypatch.setattr(curves, "cumulative", lambda rows, key: Sums(stats.cumulative(rows, key)))
+    timings = [{"round": ROUNDS, "time/round": 1.0}]
+    (found,) = grouping.group([replace(run("fedavg", "none", 0, 0.5), timings=timings)])
+    costs = curves.curve_of(found).costs
+    assert costs["time/round"] == [0.0] * ROUNDS + [1.0]
+    assert len(reads) == len(costs) == 3
 
 
 def test_methods_that_tie_are_all_named() -> None:
