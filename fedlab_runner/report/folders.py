@@ -87,8 +87,8 @@ def without_run(paths: Iterable[Path], found: FoundRuns, experiment: str | None 
     """
     given = [path.resolve() for path in paths if experiment is None or (path / "jobs").is_dir()]
     sweeps = {sweep: _noted(sweep) for path in given for sweep in _sweeps(path)}
-    runs = [path for path in map(Path.resolve, paths) if _holds_run(path)]
-    beside = {sweep for path in runs for sweep in _sweeps(path.parent / "sweeps")} - {*sweeps}
+    above = {path.parent for path in map(Path.resolve, paths) if _holds_run(path)}  # of a thousand runs it is one
+    beside = {sweep for path in above for sweep in _sweeps(path / "sweeps")} - {*sweeps}
     noted = [*chain.from_iterable(sweeps.values()), *chain.from_iterable(map(_noted, beside))]
     there = {run.folder for run in found.runs} | {Path(os.path.abspath(folder)) for folder in found.unreadable}
     moved = {folder.name for folder in there.difference(folder for _, folder in noted)}

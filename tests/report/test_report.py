@@ -11,7 +11,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -31,6 +31,7 @@ from fedlab_runner.report import (
     cli,
     curves,
     figures,
+    folders,
     markdown,
     matrix_charts,
     metric_sections,
@@ -945,6 +946,23 @@ def test_runs_of_a_sweep_may_lie_deeper(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     assert run_folder(tmp_path / "below" / "sweeps" / "id", f"../seed0/{folder.name}") is None
     assert run_folder(tmp_path / "below" / "sweeps" / "id", str(deeper)) is None
+
+
+def test_of_many_given_runs_the_sweeps_beside_them_are_looked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep has a record of each of a thousand runs."""
+    runs = [write_run(tmp_path, "algorithm=fedavg", f"seed={seed}", rows=curve(0.1)) for seed in range(3)]
+    write_failed_job(tmp_path, runs[0], "the run diverged")
+    walked, walk = list[Path](), folders._walk
+
+    def noted(path: Path) -> Iterator[tuple[Path, set[str]]]:
+        walked.append(path)
+        return walk(path)
+
+    monkeypatch.setattr(folders, "_walk", noted)
+    assert not folders.without_run(runs, find(runs))
+    assert walked.count(tmp_path / "sweeps") == 1
 
 
 def test_a_damaged_run_is_said_and_its_number_does_not_count(tmp_path: Path) -> None:
