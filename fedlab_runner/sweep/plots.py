@@ -74,8 +74,9 @@ def plot_sweep(folder: Path) -> list[Path]:
             kind = [each.replace("/", "-") for each in of] if len(kinds) > 1 else []
             drawn += [_against(folder, rows, key, kind) for key in _numbers(rows)]
             varying = {id(row): overrides for row, overrides in zip(rows, _varying(rows), strict=True)}
+            keys = {of.metric, *(key for _, each, band in further for key in (each, *(band or ())))}
             for suffix, words, some in _groups(rows) if of.metric else ():
-                logged = [[_metrics(job) for job in row.finished] for row in some]
+                logged = [[_metrics(job, keys) for job in row.finished] for row in some]
                 methods = [_method(row) for row in some]
                 labels = _labels(methods, ([each for each in varying[id(row)] if each not in words] for row in some))
                 for name, key, band in (("curves", of.metric, None), *further):
@@ -278,13 +279,17 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _metrics(job: Job) -> list[dict[str, Any]]:
-    """The rows of a job's run up to the job's last round; empty if its folder was moved or is on another machine."""
+def _metrics(job: Job, keys: Collection[str]) -> list[dict[str, Any]]:
+    """Some metrics in the rows of a job's run that have any, up to the job's last round; empty if its folder was moved
+    or is on another machine.
+    """
     from fedlab_runner.tracking.jsonl import decode
 
     last = job.summary.get("rounds")
     stop = last + 1 if isinstance(last, int) and 0 <= last < sys.maxsize else None
     try:
-        return [decode(line) for line in islice(untrusted.lines(Path(job.folder) / "metrics.jsonl"), stop)]
+        rows = map(decode, islice(untrusted.lines(Path(job.folder) / "metrics.jsonl"), stop))
+        kept = ({key: row[key] for key in ("round", *keys) if key in row} for row in rows)
+        return [row for row in kept if len(row) > 1]
     except (OSError, ValueError):
         return []

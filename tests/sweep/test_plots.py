@@ -77,6 +77,26 @@ def test_the_objective_against_a_swept_number_has_a_line_for_each_other_setting(
         assert "shaded by a standard deviation" in path.with_suffix(".svg").read_text()
 
 
+def test_pictures_keep_what_they_draw_alone_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten settings of runs of 50,000 rounds would not fit into memory."""
+    folder, kept = tmp_path / "sweep", list[dict[str, Any]]()
+    for number, lr in enumerate(("0.1", "0.2")):
+        job(folder, 0.5, f"local.lr={lr}")
+        rows = [{"round": r, "late/arrived": 3} | ({"test/accuracy": 0.5} if r % 3 == 0 else {}) for r in range(5)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"run{number}" / "metrics.jsonl").write_text(text)
+    draw = plots._over_rounds
+
+    def note(*what: Any) -> Path | None:
+        kept.extend(row for runs in what[-1] for run in runs for row in run)
+        return draw(*what)
+
+    monkeypatch.setattr(plots, "_over_rounds", note)
+    monkeypatch.setattr(plots, "CURVES", ())
+    plot_sweep(folder)
+    assert kept == [{"round": round, "test/accuracy": 0.5} for round in (0, 3)] * 2
+
+
 def test_lines_are_called_and_drawn_as_the_registry_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, looks = tmp_path / "sweep", {}
     draw = plots._draw
