@@ -31,6 +31,7 @@ from fedlab_runner.utils.run_files import CONFIG
 from fedlab_runner.utils.version import __version__
 
 FORMAT = 1  # version of the bundle's format
+MAX_BYTES = 2**31  # of the files in a bundle, which `fedlab-verify` unpacks, and of the zip file
 OUTPUTS, SWEEPS, TABLES = "outputs", "sweeps", "tables"  # folders of a bundle; sweeps lie in outputs
 ABOUT, MANIFEST, CRATE = "bundle.json", "manifest-sha256.txt", "ro-crate-metadata.json"
 README, REQUIREMENTS = "README.md", "requirements.txt"
@@ -75,7 +76,7 @@ def write(
     """Writes the bundle of the runs in some folders, or of one experiment's runs there; only reads the folders.
     `found`: the runs in them; None: they are read.
 
-    Raises UserError if there are no runs, or if the file cannot be written.
+    Raises UserError if there are no runs, if they are too large, or if the file cannot be written.
     """
     found = found or find(folders)
     groups = build.select(found.runs, experiment)
@@ -100,6 +101,11 @@ def write(
         sizes = {name: (staged / name).stat().st_size for name in [*names, MANIFEST]}
         starts = {name: provenance.last_start(staged / OUTPUTS / name) for name in runs}
         _put(staged / CRATE, _json(ro_crate.metadata(sizes, RUN_FILES, starts, experiment, datetime.now(UTC).date())))
+        if (size := (staged / CRATE).stat().st_size + sum(sizes.values())) > MAX_BYTES:
+            raise UserError(
+                f"{path} would hold {size / 2**30:.1f} GiB, and fedlab-verify unpacks {MAX_BYTES / 2**30:.0f} GiB: "
+                "give fewer runs, or --experiment"
+            )
         personal = sum(_is_personal(staged / name) for name in names)
         try:
             write_atomically(path, lambda file: _zip(file, staged, [CRATE, MANIFEST, *names]))

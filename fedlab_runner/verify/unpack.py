@@ -14,7 +14,6 @@ from fedlab_runner.utils.escaping import visible
 from fedlab_runner.utils.files import NotPlainFile, open_to_read
 from fedlab_runner.utils.untrusted import MAX_FILE_BYTES, MAX_LINES_BYTES
 
-MAX_BYTES = 2**31  # of the zip file, and of its unpacked files
 MAX_DIRECTORY_BYTES = 2**24  # of the list of files, which is read whole: about 100,000 files
 _END = struct.Struct("<4s4H2LH")  # the record at the end of a zip file
 _END_MARK = b"PK\x05\x06"  # the first bytes of the record at the end of a zip file
@@ -54,8 +53,8 @@ def unpack(path: Path, folder: Path) -> None:
 def _check_end(file: BinaryIO, shown: str) -> None:
     """Raises UserError unless the list of files is small, because Python's reader reads it whole."""
     size = file.seek(0, 2)
-    if size > MAX_BYTES:
-        raise UserError(f"{shown} is larger than {MAX_BYTES // 2**20} MiB")
+    if size > bundle.MAX_BYTES:
+        raise UserError(f"{shown} is larger than {bundle.MAX_BYTES // 2**20} MiB")
     file.seek(max(0, size - _END.size - _ZIP64_BYTES))
     tail = file.read()
     before, end = tail[: -_END.size], tail[-_END.size :]
@@ -67,7 +66,7 @@ def _check_end(file: BinaryIO, shown: str) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, folder: Path, shown: str) -> None:
-    left, seen = MAX_BYTES, set[str]()
+    left, seen = bundle.MAX_BYTES, set[str]()
     for entry in archive.infolist():
         name = entry.orig_filename
         if name.endswith("/") and not entry.file_size:  # a folder, which other programs list

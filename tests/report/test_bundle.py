@@ -15,6 +15,7 @@ import pytest
 from fedlab_runner.report import bundle, cli, folders, ro_crate
 from fedlab_runner.sweep import states
 from fedlab_runner.utils.errors import UserError
+from fedlab_runner.verify import unpack
 from tests.helpers.bundles import contents
 from tests.helpers.report_files import curve, write_failed_job, write_note, write_run
 
@@ -69,6 +70,25 @@ def test_a_bundle_has_what_the_tables_rest_on(outputs: Path, tmp_path: Path) -> 
         and about["made"].keys() == {"fedlab_runner", "commit"}
     )
     assert b"\ntorch==" in files[bundle.REQUIREMENTS]
+
+
+def test_runs_that_no_check_would_unpack_are_refused(
+    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of a hundred runs of 50,000 rounds: their zip file is a tenth as large. The limit counts all files."""
+    path = tmp_path / "b.zip"
+    bundle.write(path, [outputs])
+    size = sum(map(len, contents(path).values()))
+    monkeypatch.setattr(bundle, "MAX_BYTES", size)
+    bundle.write(path, [outputs])
+    unpack.unpack(path, tmp_path / "unpacked")
+    monkeypatch.setattr(bundle, "MAX_BYTES", size - 1)
+    with pytest.raises(UserError, match="larger than a bundle's files are"):
+        unpack.unpack(path, tmp_path / "again")
+    path.unlink()
+    with pytest.raises(UserError, match=r"would hold .* GiB, and fedlab-verify unpacks .* give fewer runs"):
+        bundle.write(path, [outputs])
+    assert not path.exists()
 
 
 def test_jobs_without_a_run_are_told(outputs: Path, tmp_path: Path) -> None:

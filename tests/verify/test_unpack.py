@@ -97,7 +97,7 @@ def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert lying != path.read_bytes()
     (tmp_path / "lying.zip").write_bytes(lying)
     refused(tmp_path / "lying.zip", tmp_path / "again")
-    monkeypatch.setattr(unpack, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(bundle, "MAX_BYTES", 2**20)
     many = {f"outputs/{i}/config.yaml": bytes(2**18) for i in range(9)}
     assert "larger than a bundle's files are" in refused(
         write(tmp_path / "many.zip", {**FEW, **many}), tmp_path / "many"
