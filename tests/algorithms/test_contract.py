@@ -58,11 +58,11 @@ FASTER: dict[str, dict[str, Any]] = {"center": {"lr": 0.02}, "def_kt": {"epochs"
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns(name: str) -> None:
-    fed = federation([20] * 6, cohort=4, std=1.0, home=default_home(name))
+    fed = federation([20] * 6, cohort=4, std=1.0, training=local(lr=0.3), home=default_home(name))
     built = algorithm(name, **FASTER.get(name, {}))
-    state = run(built, fed, 15)
+    state = run(built, fed, 7)
     before, after = (evaluate(built, each, fed)["test/accuracy"] for each in (built.init(fed), state))
-    assert after > max(0.7, before)
+    assert after > max(0.75, before)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -70,26 +70,29 @@ def test_resumed_equals_uninterrupted_bit_for_bit_and_another_seed_does_not(name
     """Through a checkpoint's plain values, with clients in flight; in no State has a later round changed anything."""
     whole_fed = federation(**LATE, home=default_home(name))
     whole = few_rounds(name).init(whole_fed)
-    saved, values = [], []
-    for round in range(5):
+    saved, values, collected, models = [], [], [], []
+    for round in range(6):
         saved.append(pack({"state": whole, "fed": whole_fed.state_dict()}))
         values.append([t.clone() for t in tensors(whole)])
-        whole = run(few_rounds(name), whole_fed, 1, first=round, state=whole)
-    for round, checkpoint in [*enumerate(saved)][::2]:
+        models.append(vectors(few_rounds(name).models(whole)).clone())
+        collected.append(whole_fed.collect() if round else {})
+        whole = run(few_rounds(name), whole_fed, 1, first=round, state=whole) if round < 5 else whole
+    for round, last in ((0, 2), (2, 5), (4, 5)):
         fed = federation(**LATE, home=default_home(name))
         first = few_rounds(name).init(fed)
+        checkpoint = saved[round]
         assert all(torch.equal(a, b) for a, b in zip(tensors(first), values[0], strict=True))
         assert not differs(checkpoint["state"], like=first), "the State's parts have the types that its class declares"
         state = unpack(checkpoint["state"], like=first)
         fed.load_state_dict(checkpoint["fed"])
-        state = run(few_rounds(name), fed, 5 - round, first=round, state=state)
+        state = run(few_rounds(name), fed, last - round, first=round, state=state)
         assert type(state) is type(whole)
-        assert all(torch.equal(a, b) for a, b in zip(tensors(state), tensors(whole), strict=True)), f"from {round}"
-        assert fed.collect() == whole_fed.collect()
+        assert all(torch.equal(a, b) for a, b in zip(tensors(state), values[last], strict=True)), f"from {round}"
+        assert fed.collect() == collected[last]
         packed = tensors(checkpoint["state"])
         assert all(torch.equal(a, b) for a, b in zip(packed, values[round], strict=True))
-    other = run(few_rounds(name), federation(**LATE, seed=1, home=default_home(name)), 5)
-    assert not torch.equal(vectors(few_rounds(name).models(whole)), vectors(few_rounds(name).models(other)))
+    other = run(few_rounds(name), federation(**LATE, seed=1, home=default_home(name)), 1)
+    assert not torch.equal(models[1], vectors(few_rounds(name).models(other)))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -132,13 +135,13 @@ def test_clients_that_are_held_out_never_train_and_change_nothing(name: str, mon
             built.check(fed)
         return
     built.check(fed)
-    state = run(built, fed, 8)
+    state = run(built, fed, 5)
     assert planned == (set() if name == "center" else set(fed.participants.tolist())), "all others have trained"
     for client in out.tolist():
         fed.client_data.inputs[torch.from_numpy(fed.client_data.members(client))] += 3  # other examples
     again = federation([6, 3, 9, 5, 12, 8, 5, 7, 4, 10], participation=UniformParticipation(3, None, 4), std=1.0)
     again.client_data.inputs.copy_(fed.client_data.inputs)
-    assert torch.equal(vectors(built.models(state)), vectors(built.models(run(built, again, 8))))
+    assert torch.equal(vectors(built.models(state)), vectors(built.models(run(built, again, 5))))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -165,6 +165,7 @@ def of_parts(name: str, holder: Sequence[int], order: Sequence[int]) -> Result:
         asked=[holder[p] for p in order],
         aggregators=[holder[p] for p in (1, 4, 7)],
         delay=Given("client", tuple(LATE_BY[p] for p in part)),
+        training=local(epochs=1),
         **more,
     )
     many = len(found.models) > 1
@@ -282,10 +283,19 @@ TRAINS_ON = {
 }
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["clients", "and_server"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+OWN_LR = {name: {each.name for each in fields(algorithm(name))} & {"lr", "inner_lr"} for name in ALGORITHMS}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        pytest.param(name, own, id=f"{name}-{'and_server' if own else 'clients'}")
+        for name in ALGORITHMS
+        for own in ([False, True] if OWN_LR[name] else [False])
+    ],
+)
 def test_without_a_learning_rate_models_stay(name: str, own: bool) -> None:
-    keys = {each.name: NO_LR for each in fields(algorithm(name)) if own and each.name in ("lr", "inner_lr")}
+    keys = dict.fromkeys(OWN_LR[name] if own else (), NO_LR)
     how: dict[str, Any] = {"delay": Given("client", (0, 1, 0, 0)), "keys": keys, "training": local(weight_decay=0.1)}
     found = result(name, cut(5, 9, 2, 14), lr=0.0, **how)
     start = federation().family.init(0)
