@@ -233,7 +233,7 @@ CHANGES: dict[str, dict[str, Change]] = {
     "pfedme": AVERAGING
     | {
         "lam": Change(5.0),
-        "inner_steps": Change(2),
+        "inner_steps": Change(3),
         "inner_lr": Change(0.01),
         "warm_start": Change(False),
         "server_lr": Change(0.5),
@@ -263,7 +263,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(name: str, change: Change, own: Mapping[str, Any]) -> Iterator[Outcome]:
-    """Of a setting, with an algorithm's `own` values, after each round; rounds that nobody asks for are not computed."""
+    """Of a setting, with an algorithm's `own` values, after each round; only rounds that are asked for are computed."""
     how = dict(LATE | dict(change.fed))
     owned = how.pop("blocks", None)
     fed = federation(**how, home=default_home(name))

@@ -13,9 +13,10 @@ from fedlab_runner.algorithms.shared.server_training import SERVER_STREAMS
 from fedlab_runner.core import cohort, trainer
 from fedlab_runner.delays.constant import ConstantDelay
 from fedlab_runner.executors.loop import Loop
-from tests.helpers.toy import ALGORITHMS, CLASSES, default_home, federation, few_rounds, local, mlp
+from tests.helpers.toy import ALGORITHMS, CLASSES, default_home, federation, few_rounds, local, mlp, server_data
 
 SIZES = (1, 5, 2, 9, 4, 6)  # of the clients
+MORE = {"server": server_data(37), "leash": server_data(35, seed=13, num_classes=4)}  # with a partial minibatch
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ALGORITHMS),
     ("apfl", {"adaptive": True}),
@@ -60,7 +61,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize(("name", "changes"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_clients_compute_what_the_run_says(name: str, changes: dict[str, Any], counted: Counter[str]) -> None:
     how_long, late = local(epochs=1, batch_size=4), {"cohort": 3, "std": 1.0}
-    fed = federation(SIZES, **late, training=how_long, build=convolutional, home=default_home(name))
+    fed = federation(SIZES, **late, **MORE, training=how_long, build=convolutional, home=default_home(name))
     how = few_rounds(name, **changes)
     state = how.init(fed)
     for round in range(3):
@@ -74,7 +75,7 @@ def test_clients_compute_what_the_run_says(name: str, changes: dict[str, Any], c
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers_compute_what_the_run_says(name: str, counted: Counter[str]) -> None:
     """Adding up the updates is a product too. In the third round the run knows what all steps cost, and counts none."""
-    fed, how = federation(SIZES, cohort=3, build=mlp), few_rounds(name)
+    fed, how = federation(SIZES, cohort=3, build=mlp, **MORE), few_rounds(name)
     state = how.init(fed)
     for round in range(3):
         fed.begin(round, 1.0)

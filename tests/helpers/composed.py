@@ -21,13 +21,15 @@ SMALL = (
 )
 
 
-def composed(*overrides: str, small: bool = True) -> DictConfig:
+def composed(*overrides: str, small: bool = True, with_hydra: bool = False) -> DictConfig:
     """What `fedlab` would compose. Choices are composed once and kept, and values set in a copy: to compose takes as
-    long as a small round.
+    long as a small round. Hydra's part, if asked for, does not know of the values.
     """
     overrides = (*(SMALL if small else ()), *overrides)
     choices = tuple(override for override in overrides if _is_choice(override))
-    return with_values(pickle.loads(_composed(*choices)), *(each for each in overrides if each not in choices))
+    return with_values(
+        pickle.loads(_composed(*choices, with_hydra=with_hydra)), *(each for each in overrides if each not in choices)
+    )
 
 
 def with_values(cfg: DictConfig, *overrides: str) -> DictConfig:
@@ -42,9 +44,9 @@ def _is_choice(override: str) -> bool:
 
 
 @cache
-def _composed(*choices: str) -> bytes:
+def _composed(*choices: str, with_hydra: bool) -> bytes:
     register_resolvers()
-    return pickle.dumps(composing.composed(choices))
+    return pickle.dumps(composing.composed(choices, with_hydra))
 
 
 def files(folder: Path) -> dict[str, bytes]:

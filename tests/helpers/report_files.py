@@ -7,17 +7,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedlab_runner.config.build import register_resolvers, run_id
-from fedlab_runner.config.composing import composed
+from fedlab_runner.config.build import run_id
 from fedlab_runner.experiment import failure
 from fedlab_runner.utils import checksummed_json
-from tests.helpers.composed import SMALL
+from tests.helpers.composed import composed
 
 
 def write_run(outputs: Path, *overrides: str, rows: Sequence[Mapping[str, Any]], small: bool = True) -> Path:
     """The folder of a run with these overrides; row i of `metrics.jsonl` is round i."""
-    register_resolvers()
-    whole = composed([*(SMALL if small else ()), *overrides], with_hydra=True)
+    whole = composed(*overrides, small=small, with_hydra=True)
     cfg = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
     folder = outputs / run_id(cfg)
     OmegaConf.resolve(cfg)

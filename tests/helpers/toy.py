@@ -1,10 +1,11 @@
 """A federation so small that a round takes milliseconds, in float64 on one thread, for identities and common checks."""
 
+import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra.utils
 import numpy as np
@@ -61,6 +62,7 @@ FEW_ROUNDS: dict[str, dict[str, Any]] = {
     "center": {"lr": 0.01},
     "def_kt": {"epochs": 1},
     "dfml": {"epochs": 1, "period": 2},
+    "fedala": {"max_epochs": 5},
     "fedbe": {"epochs": 2, "batch_size": 32, "num_samples": 3, "lr": 0.01, "swa_start": 1, "swa_every": 2},
     "fedbuff": {"buffer_size": 3},
     "fedcda": {"warmup": 1, "memory": 2, "batches": 1},
@@ -68,8 +70,10 @@ FEW_ROUNDS: dict[str, dict[str, Any]] = {
     "feddle": {"epochs": 2, "batch_size": 32, "lr": 0.01},
     "fedft": {"epochs": 2, "lr": 0.01},
     "fedlaw": {"epochs": 2, "batch_size": 32},
+    "fedrep": {"head_epochs": 2},
     "fedwalk": {"tau": float("inf"), "batch_size": 32},
     "gamf": {"sinkhorn_steps": 5, "max_iterations": 40},
+    "pfedme": {"inner_steps": 2},
 }
 
 
@@ -79,32 +83,48 @@ def few_rounds(name: str, **overrides: Any) -> Algorithm[Any]:
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm[Any]:
-    """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...})."""
-    built: Algorithm[Any] = hydra.utils.instantiate(_node(name, **overrides), _convert_="all")
-    return built
+    """An algorithm as its YAML defines it; a wrapper's `base` is a name, alone or with overrides: (name, {...}).
+
+    One with the same plain values is built once: it is frozen, and to build it takes as long as a step of a round.
+    """
+    try:
+        plain = json.dumps(overrides)
+    except TypeError:  # a value that is not plain
+        return cast(Algorithm[Any], _built(_node(name, **overrides)))
+    return _algorithm(name, plain)
+
+
+@cache
+def _algorithm(name: str, overrides: str) -> Algorithm[Any]:
+    return cast(Algorithm[Any], _built(_node(name, **json.loads(overrides))))
+
+
+def _built(node: DictConfig) -> Any:
+    return hydra.utils.instantiate(node, _convert_="all")
 
 
 def aggregator(name: str, **overrides: Any) -> Aggregator:
     """An aggregator as its YAML defines it."""
     node = _choice("aggregator", name)
-    built: Aggregator = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
+    built: Aggregator = _built(OmegaConf.merge(node, overrides))
     return built
 
 
 def server_optimizer(name: str, **overrides: Any) -> ServerOptimizer:
     """A server optimiser as its YAML defines it."""
     node = _choice("server_optimizer", name)
-    built: ServerOptimizer = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
+    built: ServerOptimizer = _built(OmegaConf.merge(node, overrides))
     return built
 
 
 def home(name: str, **overrides: Any) -> Home | None:
     """A home as its YAML defines it; None where nothing stays at home."""
     node = _choice("home", name)
-    built: Home | NoHome = hydra.utils.instantiate(OmegaConf.merge(node, overrides), _convert_="all")
+    built: Home | NoHome = _built(OmegaConf.merge(node, overrides))
     return built if isinstance(built, Home) else None
 
 
+@cache
 def default_home(name: str) -> Home | None:
     """What clients keep at home with an algorithm where no other home is chosen; None: nothing."""
     entries = _choice("algorithm", name).get("defaults", [])
