@@ -66,6 +66,14 @@ def _quiet_machine() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """No test loses power: `fsync` only looks at the descriptor. In processes that a test starts it is the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(scope="session")
 def template() -> Iterator[Template]:
     """A process that has imported everything, whose children do runs."""
