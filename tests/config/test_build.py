@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ CONF = build.conf_dir()
 CHOICES = sorted(
     str(path.relative_to(CONF).with_suffix(""))
     for path in CONF.rglob("*.yaml")
-    if "_target_" in (OmegaConf.load(path) or {}) and path.relative_to(CONF).parts[0] != "hydra"
+    if re.search("^_target_:", path.read_text(), re.M) and path.relative_to(CONF).parts[0] != "hydra"
 )
 # What a choice needs to be told before it can be built.
 NEEDED = {

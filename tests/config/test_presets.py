@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedlab_runner.config import composing
@@ -21,13 +22,14 @@ EXPERIMENTS = sorted(
     str(path.relative_to(CONF / "experiment").with_suffix("")) for path in (CONF / "experiment").rglob("*.yaml")
 )
 RUNS = ("algorithm", "topology", "home", "aggregator")
+YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one where there is one
 
 
 @cache
 def chosen(experiment: str) -> dict[str, str]:
     """The choices of an experiment's file and of those that it builds on, by group."""
     found: dict[str, str] = {}
-    file: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml"))
+    file = yaml.load((CONF / "experiment" / f"{experiment}.yaml").read_text(), YAML)
     for each in file.get("defaults", []):
         if isinstance(each, dict):
             found |= {str(key).removeprefix("override ").removeprefix("/"): str(value) for key, value in each.items()}
