@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import fedlab_runner  # noqa: F401  # before torch, whose threads then wait as they do in a run
-from fedlab_runner.utils.imports import SELDOM
 from tests.helpers import pictures
 from tests.helpers.crash import Template
 from tests.helpers.paths import ROOT
@@ -36,15 +35,12 @@ _OURS = ("FEDLAB_SWEEP", "FEDLAB_SWEEP_FOLDER", "HYDRA_FULL_ERROR", "WANDB_API_K
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Modules and test items stay to the end: Python's collector would look through them again and again. What tests
-    leave is little: to look for it seldom saves a twentieth.
-    """
+    """Modules and test items stay to the end: Python's collector would look through them again and again."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(*SELDOM)
         gc.enable()
 
 
