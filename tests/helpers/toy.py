@@ -62,7 +62,7 @@ FEW_ROUNDS: dict[str, dict[str, Any]] = {
     "center": {"lr": 0.01},
     "def_kt": {"epochs": 1},
     "dfml": {"epochs": 1, "period": 2},
-    "fedala": {"max_epochs": 5},
+    "fedala": {"window": 3, "max_epochs": 8},
     "fedbe": {"epochs": 2, "batch_size": 32, "num_samples": 3, "lr": 0.01, "swa_start": 1, "swa_every": 2},
     "fedbuff": {"buffer_size": 3},
     "fedcda": {"warmup": 1, "memory": 2, "batches": 1},
