@@ -14,7 +14,7 @@ from tests.helpers.toy import algorithm, federation, local, run, stacked
 SETTINGS: list[dict[str, Any]] = [{}, LATE, LATE | {"training": local(momentum=0.5, clip_norm=0.5, update_norm=0.5)}]
 
 
-def personal(built: Any, how: dict[str, Any], rounds: int = 3) -> tuple[Any, Tensor]:
+def personal(built: Any, how: dict[str, Any], rounds: int = 5) -> tuple[Any, Tensor]:
     fed = federation(**how)
     state = run(built, fed, rounds)
     return state, built.client_models(state, fed, np.arange(fed.num_clients))
@@ -27,7 +27,7 @@ def test_its_server_is_fedavgs_to_the_bit_and_without_lam_its_clients_stand_alon
     setting: dict[str, Any], build: Any, executor: Any
 ) -> None:
     how = setting | {"build": build, "executor": executor}
-    state, own = personal(algorithm("ditto", lam=0.0), how)
+    state, own = personal(algorithm("ditto", lam=0.0), how, 3)
     assert torch.equal(state.params, run(algorithm("fedavg"), federation(**how), 3).params)
     torch.testing.assert_close(own, stacked(run(algorithm("standalone"), federation(**how), 3).own), rtol=0, atol=1e-10)
 
