@@ -466,7 +466,7 @@ def test_what_tests_compose_is_what_hydra_composes(overrides: list[str]) -> None
 
 def test_the_run_id_is_the_same_in_another_process() -> None:
     code = "from fedlab_runner.config.build import run_id; from tests.helpers.composed import composed; "
-    code += "print(run_id(composed('seed=3')))"
+    code += "print(run_id(composed('seed=3', small=False)))"
     here = ROOT
     shown = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True).stdout
     assert shown.strip() == build.run_id(composed("seed=3"))
