@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,7 @@ def _chapters(page: str) -> list[tuple[str, str]]:
     return found
 
 
+@cache
 def _of_preset(name: str) -> set[str]:
     """The methods that an experiment sweeps over, or the one that it has."""
     node = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml")
