@@ -70,7 +70,6 @@ FEW_ROUNDS: dict[str, dict[str, Any]] = {
     "feddle": {"epochs": 2, "batch_size": 32, "lr": 0.01},
     "fedft": {"epochs": 2, "lr": 0.01},
     "fedlaw": {"epochs": 2, "batch_size": 32},
-    "fedrep": {"head_epochs": 2},
     "fedwalk": {"tau": float("inf"), "batch_size": 32},
     "gamf": {"sinkhorn_steps": 5, "max_iterations": 40},
     "pfedme": {"inner_steps": 2},
