@@ -251,7 +251,7 @@ def test_rows_of_strangers_are_no_rows(row: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(row + "\n")
     assert JsonLines(tmp_path / "metrics.jsonl").find_damage(0, None)
     job = records.Job([], None, "finished", None, str(tmp_path))
-    assert plots._metrics(job) == [] == pruner._rows(tmp_path / "metrics.jsonl")
+    assert plots._metrics(job, {"a"}) == [] == pruner._rows(tmp_path / "metrics.jsonl")
 
 
 def test_a_summary_that_claims_anything_is_written_anew(tmp_path: Path) -> None:
