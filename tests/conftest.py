@@ -86,8 +86,9 @@ def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def _no_log_of_another_test() -> None:
-    """Hydra puts handlers on the root logger for good: one run's lines would be in the output of a later test."""
+    """Hydra gives the root logger a level and handlers for good: one run's lines would be in a later test's output."""
     root = logging.getLogger()
+    root.setLevel(logging.WARNING)
     for handler in [each for each in root.handlers if not type(each).__module__.startswith("_pytest.")]:
         root.removeHandler(handler)
 
