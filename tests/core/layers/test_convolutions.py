@@ -138,8 +138,7 @@ class Functions(nn.Module):
 
 
 # Convolutions of which oneDNN's bfloat16 result or gradient of the weights has what the memory held before: a layer,
-# and the spatial sizes of its input. The input is smaller than the kernel, or the result has three dimensions and the
-# last of them has size 1.
+# and the spatial sizes of its input. The input is smaller than the kernel, or has three dimensions.
 FAULTY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: nn.Conv1d(16, 16, 3, 2, 1), (1,)),
     "2d": (lambda: nn.Conv2d(16, 16, 3, 2, 1), (1, 1)),
@@ -150,6 +149,7 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3d, thin and valid": (lambda: nn.Conv3d(16, 16, 3, padding="valid"), (8, 5, 3)),
     "3d, thin and dilated": (lambda: nn.Conv3d(16, 16, 3, 2, 1, dilation=(1, 1, 2)), (5, 5, 4)),
     "3d, thin and transposed": (lambda: nn.ConvTranspose3d(16, 16, 3, 2), (4, 5, 1)),
+    "3d, wide": (lambda: nn.Conv3d(16, 1, (1, 1, 2), (3, 3, 1), (0, 0, 1)), (7, 22, 4)),
     "own forward": (lambda: OwnForward(16, 16, 3, 2, 1), (1, 1)),
     "transposed": (lambda: nn.ConvTranspose2d(16, 16, 3, 2, 1), (8, 1)),
     "functions": (Functions, (1, 1)),
