@@ -7,8 +7,9 @@
   ResNet's 20 convolutions are strided.
 - In bfloat16, an input smaller than the kernel: values of the gradient of the weights are what the memory held before.
   The safe way computes in float32, as oneDNN adds up anyway, and rounds the results.
-- In bfloat16 on a CPU with AMX, three spatial dimensions: values of the result, or of the gradient of the input, are
-  what the memory held before, mostly but not only where a last dimension has size 1. The safe way is the same, for all.
+- In bfloat16 on a CPU with AMX, a result whose last dimension has size 1, and some others of three dimensions: values
+  of the result, or of the gradients, are what the memory held before. The safe way is the same, for all of three
+  dimensions.
 
 Delete each where the oldest torch that this package allows has a oneDNN without that fault.
 """
@@ -88,8 +89,10 @@ def safely(
         pixels = input.movedim(-1 - rank, -1)[taken]  # channels last, so that the gradient has that layout too
         return convolution(pixels.movedim(-1, -1 - rank), weight, bias, groups=groups)
     args = input, weight, bias, stride, padding, dilation, groups
-    if (lower := _lowered(input)) is not None and _is_faulty(input.shape[-rank:], weight, dilation):
-        return _raised(convolution, lower, *args)
+    if (lower := _lowered(input)) is not None:
+        last = _last_of_result(input, weight, steps, padding, dilation)
+        if _is_faulty(input.shape[-rank:], last, weight, dilation):
+            return _raised(convolution, lower, *args)
     return convolution(*args)
 
 
@@ -115,7 +118,7 @@ def transposed_safely(
             strict=True,
         )
         result = [(n - 1) * step - 2 * pad + gap * (k - 1) + more + 1 for n, k, step, pad, more, gap in each]
-        if _is_faulty(result, weight, dilation):
+        if _is_faulty(result, input.shape[-1], weight, dilation):
             return _raised(convolution, lower, *args)
     return convolution(*args)
 
@@ -134,11 +137,21 @@ def _lowered(input: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _is_faulty(sizes: Sequence[int], weight: Tensor, dilation: Ints) -> bool:
-    """Whether a convolution in bfloat16 may meet a fault: its input has these sizes."""
+def _last_of_result(input: Tensor, weight: Tensor, steps: Sequence[int], padding: str | Ints, dilation: Ints) -> int:
+    """The size of the last dimension of a convolution's result."""
+    if padding == "same":
+        return input.shape[-1]
+    pad, gap = (_each(numbers, len(steps))[-1] for numbers in (0 if isinstance(padding, str) else padding, dilation))
+    return (input.shape[-1] + 2 * pad - gap * (weight.shape[-1] - 1) - 1) // steps[-1] + 1
+
+
+def _is_faulty(sizes: Sequence[int], last: int, weight: Tensor, dilation: Ints) -> bool:
+    """Whether a convolution in bfloat16 may meet a fault: its input has these sizes, its result's last dimension has
+    size `last`. One of kernel 1 meets none.
+    """
     gaps = _each(dilation, len(sizes))
     small = any(n < gap * (k - 1) + 1 for n, k, gap in zip(sizes, weight.shape[2:], gaps, strict=True))
-    return small or len(sizes) == 3
+    return weight.shape[2:].numel() > 1 and (small or last == 1 or len(sizes) == 3)
 
 
 def _raised(convolution: Callable[..., Tensor], lower: torch.dtype, *args: Any) -> Tensor:

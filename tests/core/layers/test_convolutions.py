@@ -138,13 +138,17 @@ class Functions(nn.Module):
 
 
 # Convolutions of which oneDNN's bfloat16 result or gradient of the weights has what the memory held before: a layer,
-# and the spatial sizes of its input. The input is smaller than the kernel, or has three dimensions.
+# and the spatial sizes of its input. The input is smaller than the kernel, the result's last dimension has size 1, or
+# there are three.
 FAULTY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: nn.Conv1d(16, 16, 3, 2, 1), (1,)),
     "2d": (lambda: nn.Conv2d(16, 16, 3, 2, 1), (1, 1)),
     "2d, narrow": (lambda: nn.Conv2d(16, 16, 5, 2, 2), (8, 1)),
     "2d, groups": (lambda: nn.Conv2d(16, 16, 3, 2, 1, groups=2), (1, 1)),
     "3d": (lambda: nn.Conv3d(16, 16, 3, 1, 1), (2, 2, 2)),
+    "1d, thin": (lambda: nn.Conv1d(16, 25, 2, 3, 1), (2,)),
+    "2d, thin": (lambda: nn.Conv2d(16, 25, (2, 3), 2, (1, 0)), (8, 3)),
+    "2d, thin and transposed": (lambda: nn.ConvTranspose2d(16, 4, 3, 2, (1, 0)), (8, 1)),
     "3d, thin": (lambda: nn.Conv3d(16, 16, 3, 2, padding=(1, 1, 0)), (5, 5, 4)),
     "3d, thin and valid": (lambda: nn.Conv3d(16, 16, 3, padding="valid"), (8, 5, 3)),
     "3d, thin and dilated": (lambda: nn.Conv3d(16, 16, 3, 2, 1, dilation=(1, 1, 2)), (5, 5, 4)),
