@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedlab_runner.utils.errors import UserError
 from fedlab_runner.utils.files import TEMPORARY, NotPlainFile, open_own, open_to_read, sync_folder
+from fedlab_runner.utils.system import usable_cores
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -69,7 +70,7 @@ def decode_each(
             reason = " ".join(str(error).split()) or type(error).__name__
             raise refuse(index, f"is not an image that can be read ({reason})") from None
 
-    pool = ThreadPoolExecutor(os.cpu_count())  # Pillow decodes and resizes without the interpreter's lock
+    pool = ThreadPoolExecutor(usable_cores())  # Pillow decodes and resizes without the interpreter's lock
     try:
         for _ in pool.map(read, range(count)):
             pass
@@ -166,7 +167,7 @@ def _header(shape: tuple[int, ...]) -> bytes:
 def _checksums(descriptor: int, size: int) -> bytes:
     """The CRC-32 of each block of the first `size` bytes."""
     begins = range(0, size, BLOCK_BYTES)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # neither reading nor summing needs the interpreter's lock
+    with ThreadPoolExecutor(usable_cores()) as pool:  # neither reading nor summing needs the interpreter's lock
         sums = pool.map(lambda begin: zlib.crc32(os.pread(descriptor, min(BLOCK_BYTES, size - begin), begin)), begins)
         return np.fromiter(sums, "<u4").tobytes()
 

@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedlab_runner.utils import control_groups
+
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal at a parent's end
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt
 # Environment variables by which a user sets glibc's allocator.
@@ -62,13 +64,9 @@ def jobs_at_once(launcher: Mapping[str, Any]) -> int:
 
 @lru_cache(maxsize=1)
 def machine_cores() -> int:
-    """The CPU cores that affinity and the control group's quota leave to this process, busy or not."""
+    """The CPU cores that affinity and the control groups' quotas leave to this process, busy or not."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # none, or no limit ("max")
-        return cores
+    return min(cores, control_groups.cores() or cores)
 
 
 def processor() -> str:
@@ -127,16 +125,11 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def memory_bytes() -> int | None:
-    """The memory that is free without swapping, within the limit of the control group; None where unknown."""
-    found = []
+    """The memory that is free without swapping, within the limits of the control groups; None where unknown."""
+    found = [control_groups.free_bytes()]
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) * 1024)
     except (OSError, ValueError, KeyError):
         pass
-    try:
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        found.append(limit - used)
-    except (OSError, ValueError):  # none, or no limit ("max")
-        pass
-    return min(found, default=None)
+    return min((free for free in found if free is not None), default=None)
