@@ -52,7 +52,8 @@ def _key(seed: int, purpose: Purpose, round: int, client: int) -> tuple[int, int
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
     """The stream of one key. Philox is a counter-based generator: each key has an independent stream."""
-    return np.random.Generator(np.random.Philox(key=_key(seed, purpose, round, client)))
+    key = np.array(_key(seed, purpose, round, client), np.uint64)  # of a tuple numpy may make floats, which lose bits
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def generators(
@@ -73,7 +74,9 @@ def generators(
 
 
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
-    """A 63-bit seed for torch's generator, which draws initial weights and dropout."""
+    """A 63-bit seed for torch's generator, which draws initial weights and dropout. On a CPU torch uses 32 bits of it:
+    among 10,000 streams of dropout two are the same in about 1 % of runs.
+    """
     return int(generator(seed, purpose, round, client).integers(2**63))
 
 

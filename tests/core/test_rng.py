@@ -36,6 +36,18 @@ def test_many_clients_draw_what_each_draws_alone() -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("seed", [0, 2**47 - 1, 2**47, 2**48 - 1])
+@pytest.mark.parametrize("round", [0, 2**31, 2**32 - 1])
+def test_the_largest_keys_keep_all_their_bits(seed: int, round: int) -> None:
+    clients = np.array([0, 1, 2**32 - 1])
+    drawn = [
+        [int(generator(seed, purpose, round, client).integers(2**63)) for client in clients.tolist()]
+        for purpose in Purpose
+    ]
+    assert len({value for values in drawn for value in values}) == len(Purpose) * len(clients)
+    assert drawn == [[int(rng.integers(2**63)) for rng in generators(seed, p, round, clients)] for p in Purpose]
+
+
 def test_steps_are_parts_of_a_stream_of_their_own() -> None:
     def draws(step: int) -> list[int]:
         (rng,) = generators(1, Purpose.ALGORITHM, 4, np.array([5]), step)
