@@ -10,7 +10,7 @@ import networkx
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.stats import chisquare
+from scipy.stats import binomtest, chisquare
 
 from fedlab_runner.config import build as config_build
 from fedlab_runner.core.rng import Purpose, generator
@@ -195,6 +195,17 @@ def test_random_graphs_are_nearly_uniform() -> None:
     graphs = [draw(RandomRegular(2), 5, seed).tobytes() for seed in range(600)]
     counts = [graphs.count(graph) for graph in set(graphs)]
     assert len(counts) == 12 and chisquare(counts).pvalue > 1e-4
+
+
+def test_random_graphs_have_no_more_triangles_than_uniform_ones() -> None:
+    """Six clients with three neighbours have 70 graphs, of which ten, two groups of three, have no triangle; of many
+    clients a uniform graph has (3 - 1)^3 / 6 triangles on average, nearly Poisson."""
+    few = [draw(RandomRegular(3), 6, seed) for seed in range(700)]
+    many = [draw(RandomRegular(3), 60, seed) for seed in range(700)]
+    without = sum(not np.trace(np.linalg.matrix_power(each.astype(int), 3)) for each in few)
+    triangles = [np.trace(np.linalg.matrix_power(each.astype(int), 3)) / 6 for each in many]
+    assert binomtest(without, 700, 10 / 70).pvalue > 1e-3
+    assert np.mean(triangles) == pytest.approx(4 / 3, abs=3.3 * np.sqrt(4 / 3 / 700))
 
 
 @pytest.mark.parametrize("clients", [2, 3, 10])
