@@ -37,7 +37,8 @@ def section(groups: Sequence[SeedGroup], lines: Mapping[str, Line], level: int) 
     notes = [
         f"Over the {count} conditions of this block, which count alike, however many seeds each has. IQM is the mean "
         "of the middle half of all runs, which neither one lucky seed nor one hard condition decides. Its 95 % "
-        f"interval comes from a bootstrap that draws seeds within each condition ({RESAMPLES:,} times). Rank 1 is the "
+        f"interval comes from a bootstrap that draws seeds within each condition ({RESAMPLES:,} times). With few seeds "
+        "it is too short: with three it holds the true value in about 85 % of cases, with ten in 92 %. Rank 1 is the "
         "best mean under a condition. The profile shows the share of a method's runs that are at least as good as a "
         "value: a higher line is better."
     ]
