@@ -90,7 +90,7 @@ class Federation:
 
     def begin(self, round: int, lr_factor: float) -> None:
         """Starts a round (counted from 0)."""
-        seed_globals(self.family.device, self.seed, round)
+        seed_globals(self.family.device, self.seed, round + 1)  # 0 is before the rounds
         self.round, self.lr = round, self.local.lr * lr_factor
         self.deliveries.losses = []
         self.server_steps.taken = False

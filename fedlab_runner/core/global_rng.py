@@ -24,8 +24,9 @@ def seed_torch(device: torch.device, seed: int) -> None:
 
 
 def seed_globals(device: torch.device, seed: int, round: int = 0, part: int = 0) -> None:
-    """Seeds all global generators for a round of a run, or for a part of its cohort (from 1 on). The package draws from
-    none of them by itself; a function of a user, or of a library that takes no generator, may.
+    """Seeds all global generators for a round of a run (from 1 on; 0 is before the rounds), or for a part of its cohort
+    (from 1 on). The package draws from none of them by itself; a function of a user, or of a library that takes no
+    generator, may.
     """
     key = torch_seed(seed, Purpose.GLOBALS, round, part)
     seed_torch(device, key)

@@ -108,7 +108,7 @@ class PartsJob(NamedTuple):
 
     def carry_out(self, executor: Executor, metrics: RoundMetrics, clients: PartClients) -> Told:
         """What a part's clients send. Raises Diverged where an update is not finite."""
-        seed_globals(self.family.device, self.seed, self.round, 1 + int(clients.ids[0]) if len(clients.ids) else 0)
+        seed_globals(self.family.device, self.seed, self.round + 1, 1 + int(clients.ids[0]) if len(clients.ids) else 0)
         metrics.begin()
         store, guard = ClientStateStore(None, self.family.device), Guard("stop")
         trainer = LocalTrainer(self.client_data, executor, guard, metrics, store, self.seed)

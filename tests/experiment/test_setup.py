@@ -1,6 +1,7 @@
 """What a run says of its images and its model before it trains."""
 
 import logging
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,11 @@ import torch
 from fedlab_runner.analyses.none import NoAnalysis
 from fedlab_runner.config.build import build
 from fedlab_runner.core.clock import RoundClock
+from fedlab_runner.core.global_rng import kept_globals
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.datasets.label_noise import add_label_noise
+from fedlab_runner.experiment import setup
+from fedlab_runner.experiment.run_data import run_data
 from fedlab_runner.experiment.setup import draw_topology, prepare
 from fedlab_runner.models.base import Architecture
 from fedlab_runner.participation.uniform import UniformParticipation
@@ -191,3 +195,20 @@ def test_what_is_drawn_before_the_first_round_follows_the_seed() -> None:
     alone: Any = SimpleNamespace(decentralized=True, name="gossip")
     topology = draw_topology(replace(c, algorithm=alone, topology=RandomRegular(4)), 12)
     assert topology is not None and np.array_equal(topology, RandomRegular(4).draw(generator(3, Purpose.TOPOLOGY), 12))
+
+
+@kept_globals()
+def test_the_first_round_draws_other_global_numbers_than_the_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[tuple[float, ...]] = []
+
+    def drawn() -> tuple[float, ...]:
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    def load(components: Any) -> Any:
+        loaded.append(drawn())
+        return run_data(components)
+
+    monkeypatch.setattr(setup, "run_data", load)
+    fed = prepare(build(composed(*SMALL, "algorithm=fedavg"))).simulation.fed
+    fed.begin(0, 1.0)
+    assert not set(loaded[0]) & set(drawn())
