@@ -45,6 +45,13 @@ def test_each_round_of_a_seed_and_each_part_of_it_has_its_own_numbers() -> None:
 
 
 @kept_globals()
+def test_torch_and_numpy_draw_other_whole_numbers() -> None:
+    seed_globals(CPU, 5)
+    torchs, numpys = torch.randint(0, 2**24, (500,)).numpy(), np.random.randint(0, 2**24, 500)
+    assert not (torchs == numpys).any()
+
+
+@kept_globals()
 def test_afterwards_all_are_as_they_were() -> None:
     seed_globals(CPU, 5)
     expected = drawn()
