@@ -16,9 +16,9 @@ class Redealt(ClientSplit):
     """A client's own test examples have the label distribution of the examples that the partition gave it.
 
     Each test example goes to one client. A client with a share s of the training examples of a class gets a share s of
-    the class's test examples, in whole examples (the largest remainders are rounded up). Test examples of a class that
-    no client holds go to nobody. Classes are those that the partition sees. `validation` is the share of a client's
-    training examples that it does not train on.
+    the class's test examples, in whole examples (the largest remainders are rounded up, of equal ones random ones).
+    Test examples of a class that no client holds go to nobody. Classes are those that the partition sees. `validation`
+    is the share of a client's training examples that it does not train on.
     """
 
     validation: float
@@ -35,8 +35,9 @@ class Redealt(ClientSplit):
         for label in np.unique(tested).tolist():
             places = rng.permutation(np.flatnonzero(tested == label))
             held = np.bincount(owners[given == label], minlength=len(owned))
+            order = rng.permutation(len(owned))  # of clients with equal remainders none comes first in every class
             if held.any():
-                client[places] = np.repeat(np.arange(len(owned)), proportional(held, len(places)))
+                client[places] = np.repeat(order, proportional(held[order], len(places)))
         kept, validation = set_aside(owned, share_of(self.validation, owned), seed, Purpose.VALIDATION)
         return Parts(kept, validation, [np.flatnonzero(client == i) for i in range(len(owned))], from_test_set=True)
 
