@@ -247,9 +247,10 @@ def _significance(groups: Sequence[SeedGroup]) -> Section | None:
             "Each method against the best under the same condition"
             f"{tables.eligible_words(groups)}, paired over the seeds that both have finished. "
             "A seed decides partition, cohorts, delays and first model, so that these cancel out. "
-            "The test is a two-sided paired t-test, with p adjusted (Holm) for a condition's methods; a difference "
-            f"is significant below {SIGNIFICANCE_LEVEL}. A few seeds (at least {MIN_SEEDS} are needed) show only large "
-            "differences. The same numbers chose the best method, which makes it look a little better than it is.",
+            "The test is a two-sided paired t-test, with p adjusted (Holm) for all pairs of a condition's methods, as "
+            f"the same numbers chose the best; a difference is significant below {SIGNIFICANCE_LEVEL}. A few seeds (at "
+            f"least {MIN_SEEDS} are needed) show only large differences. The best method looks a little better than it "
+            "is.",
             *notes,
         ]
     return Section("Are the differences real?", notes, [table] if table else [])

@@ -119,7 +119,8 @@ def _caption(title: str, groups: Sequence[SeedGroup], usual: int, interval: bool
     said += f"; best in bold{tables.eligible_words(groups)}"
     if tested:
         level = f"{SIGNIFICANCE_LEVEL:g}"
-        said += f"; {MARK}: differs from the best with $p < {level}$ (two-sided paired $t$-test over seeds, Holm)"
+        test = "two-sided paired $t$-test over seeds, Holm for all pairs"
+        said += f"; {MARK}: differs from the best with $p < {level}$ ({test})"
     return f"{said}."
 
 

@@ -12,7 +12,7 @@ from fedlab_runner.report.tables import best, by_condition, decimals_of, finishe
 
 
 class Compared(NamedTuple):
-    """A method's difference to the best of its condition, and its p-value, adjusted for the methods there."""
+    """A method's difference to the best of its condition, and its p-value, adjusted for all pairs of methods there."""
 
     difference: Difference
     adjusted: float
@@ -30,7 +30,9 @@ def against_best(members: Sequence[SeedGroup]) -> tuple[SeedGroup | None, list[t
     if top is None or not others:
         return top, []
     found = [paired(group.finished, top.finished) for group in others]
-    adjusted = holm([each.p if each.seeds >= MIN_SEEDS else math.nan for each in found])
+    ps = [each.p if each.seeds >= MIN_SEEDS else math.nan for each in found]
+    methods = 1 + sum(not math.isnan(p) for p in ps)
+    adjusted = holm(ps, methods * (methods - 1) // 2)  # any pair may have been this one: the data chose the best
     return top, [(group, Compared(each, p)) for group, each, p in zip(others, found, adjusted, strict=True)]
 
 

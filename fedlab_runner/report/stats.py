@@ -71,12 +71,15 @@ def interval(values: Sequence[float], metric: str) -> tuple[float, float]:
     return (max(low, 0.0), min(high, 1.0)) if is_share(metric) else (low, high)
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """p-values adjusted for the number of tests (Holm, 1979). NaN stays NaN and does not count as a test."""
+def holm(ps: Sequence[float], tests: int | None = None) -> list[float]:
+    """p-values adjusted for the number of tests (Holm, 1979). NaN stays NaN and does not count as a test. Where these
+    are the p-values of only some tests, which the data may have chosen, `tests` is the number of all.
+    """
     known = sorted((p, i) for i, p in enumerate(ps) if not math.isnan(p))
+    count = len(known) if tests is None else tests
     adjusted, largest = [math.nan] * len(ps), 0.0
     for rank, (p, i) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        largest = max(largest, min(1.0, (count - rank) * p))
         adjusted[i] = largest
     return adjusted
 

@@ -217,6 +217,16 @@ def test_a_setting_tried_on_one_seed_is_not_the_best_of_those_with_more(delays: 
     assert "no method shares 3 finished seeds with the best, FedAvg." in untested[0]
 
 
+def test_p_is_adjusted_for_all_pairs_of_methods_as_the_numbers_chose_the_best() -> None:
+    """Adjusted for the eleven shown, one of twelve equal methods differs from the best in 12 to 14 % of reports."""
+    rng = np.random.default_rng(0)
+    made = [run(f"m{m}", "none", seed, rng.normal(0.5, 0.05)) for m in range(12) for seed in range(5)]
+    _, others = significance.against_best(grouping.group(made))
+    least, second = sorted(others, key=lambda each: each[1].difference.p)[:2]
+    assert len(others) == 11 and least[1].adjusted == pytest.approx(66 * least[1].difference.p)
+    assert second[1].adjusted == pytest.approx(min(1.0, 65 * second[1].difference.p))
+
+
 def test_a_method_on_two_seeds_is_no_test_and_makes_no_other_one_stricter() -> None:
     made = [run(name, "none", i, top * (1 + i % 3 / 60)) for name, top in TOPS.items() for i in range(5)]
     found = grouping.group([each for each in made if each.choices["algorithm"] != "fedavg" or each.seed < 2])

@@ -222,6 +222,7 @@ def test_too_few_seeds_are_said_plainly(tmp_path: Path) -> None:
 def test_holm_is_what_the_books_say() -> None:
     assert stats.holm([0.01, 0.04, math.nan, 0.03]) == pytest.approx([0.03, 0.06, math.nan, 0.06], nan_ok=True)
     assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert stats.holm([0.01, 0.04, math.nan, 0.03], 6) == pytest.approx([0.06, 0.16, math.nan, 0.15], nan_ok=True)
 
 
 def test_equal_seeds_have_no_p() -> None:
