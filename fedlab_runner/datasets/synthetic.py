@@ -20,8 +20,9 @@ CHUNK_VALUES = 2**20  # values made at a time, so that intermediate arrays fit i
 
 @dataclass(frozen=True)
 class Synthetic(Dataset):
-    """Images (uint8, with uniform noise of standard deviation 255 * `noise`) or, if `features` is set, vectors of
-    `features` floats (standard normal prototypes, with Gaussian noise of standard deviation `noise`).
+    """Images (uint8, with uniform noise of standard deviation 255 * `noise`, rounded down and clipped) or, if
+    `features` is set, vectors of `features` floats (standard normal prototypes, with Gaussian noise of standard
+    deviation `noise`).
 
     Classes are equally frequent. With `num_users` each example has a uniformly drawn natural client.
     """
