@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedlab_runner.executors._run_notes import machine_type
-from fedlab_runner.utils.files import user_cache
+from fedlab_runner.utils.files import make_folder, user_cache
 
 _log = logging.getLogger(__name__)
 Graph = Callable[..., Any]  # a compiled function
@@ -43,15 +43,14 @@ def whole_graphs() -> Iterator[None]:
 def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False) -> Graph:
     """Compiles a Python function with torch.compile in such a way that the process can still fork.
 
-    The user's cache folder keeps compiled code for later runs, by type of machine. The environment variable
-    TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot be loaded, because a killed process
-    has left it half-written, this deletes it and compiles it again, once. If the compiler cannot read the whole
-    function, parts of it stay Python, which can be slower than no compiler; the log says so. With `whole`, as several
-    threads need it, that is an error.
+    The user's cache folder, or torch's own where that cannot be written to, keeps compiled code for later runs, by type
+    of machine. The environment variable TORCHINDUCTOR_CACHE_DIR names another folder. If a library in the cache cannot
+    be loaded, because a killed process has left it half-written, this deletes it and compiles it again, once. If the
+    compiler cannot read the whole function, parts of it stay Python, which can be slower than no compiler; the log says
+    so. With `whole`, as several threads need it, that is an error.
     """
-    # torch's default, the system's folder for temporary files, is empty after a restart and, on a cluster, for each
-    # job.
-    os.environ.setdefault(_CACHE_FOLDER, str(user_cache() / "compiled" / machine_type()))
+    if _CACHE_FOLDER not in os.environ and (folder := _writable_cache()) is not None:
+        os.environ[_CACHE_FOLDER] = folder
     from torch._dynamo.utils import counters  # imports the compiler: a second
 
     from fedlab_runner.executors import _compiler_passes as passes
@@ -100,6 +99,21 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
                 deleted.add(library)
 
     return step
+
+
+def _writable_cache() -> str | None:
+    """The folder for compiled code in the user's cache; None: it cannot be written to, as in a container where the home
+    folder is `/`.
+
+    torch's default, in the system's folder for temporary files, is empty after a restart and, on a cluster, for each
+    job.
+    """
+    folder = user_cache() / "compiled" / machine_type()
+    try:
+        make_folder(folder)
+    except OSError:
+        return None
+    return str(folder) if os.access(folder, os.W_OK | os.X_OK) else None
 
 
 def _unloadable(error: str) -> Path | None:

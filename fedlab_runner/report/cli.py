@@ -105,7 +105,7 @@ def write(
         raise UserError(f"--target must be a finite number, got {strange[0]:g}")
     if wrong := [each for each in targets if all(not_a_share(run.metric, each) for run in runs)]:
         raise UserError(f"--target must be <= 1 for {runs[0].metric}, a share, got {wrong[0]:g}: 0.8 is 80 %")
-    name = folders[0].resolve().name if len(folders) == 1 and (folders[0] / "jobs").is_dir() else ""
+    name = folders[0].resolve().name if len(folders) == 1 and os.path.isdir(folders[0] / "jobs") else ""
     others = without_run(folders, found, experiment)
     report = build.report(groups, experiment, targets, others, found.unreadable, name)
     out = out or Path(os.path.commonpath([folder.absolute() for folder in folders])) / "report"

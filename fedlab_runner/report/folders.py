@@ -85,7 +85,7 @@ def without_run(paths: Iterable[Path], found: FoundRuns, experiment: str | None 
     A found folder elsewhere is that of a job if it has the name of the job's folder and, in the records of the given
     sweeps and of those beside a given run, either no job (it was moved) or one with the same overrides (it is a copy).
     """
-    given = [path.resolve() for path in paths if experiment is None or (path / "jobs").is_dir()]
+    given = [path.resolve() for path in paths if experiment is None or os.path.isdir(path / "jobs")]
     sweeps = {sweep: _noted(sweep) for path in given for sweep in _sweeps(path)}
     above = {path.parent for path in map(Path.resolve, paths) if _holds_run(path)}  # of a thousand runs it is one
     beside = {sweep for path in above for sweep in _sweeps(path / "sweeps")} - {*sweeps}
@@ -128,28 +128,35 @@ def records_of(paths: Iterable[Path], folders: Container[Path]) -> list[tuple[st
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Each folder below a path, at any depth, with the names in it. Follows no links."""
+    """Each folder below a path, at any depth, with the names in it. Follows no links.
+
+    A folder whose names this user may not list, such as another user's, counts as that of a run: reading it says why
+    not.
+    """
     left = [path]
     while left:
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
                 inside = list(entries)
-        except (OSError, ValueError):  # removed, not readable, or a name that no folder can have
+        except PermissionError:
+            yield folder, {"config.yaml", METRICS}
+            continue
+        except (OSError, ValueError):  # removed, or a name that no folder can have
             continue
         left += [folder / entry.name for entry in inside if entry.is_dir(follow_symlinks=False)]
         yield folder, {entry.name for entry in inside}
 
 
 def _sweeps(path: Path) -> list[Path]:
-    if (path / "jobs").is_dir():
+    if os.path.isdir(path / "jobs"):
         return [path]
     return [folder for folder, names in _walk(path) if "jobs" in names and folder.parent.name == "sweeps"]
 
 
 def _folders(path: Path, notes: Mapping[Path, _Note]) -> list[Path]:
     """The run folders of a path, which is a sweep, a run, or a folder above runs."""
-    if (path / "jobs").is_dir():  # a sweep
+    if os.path.isdir(path / "jobs"):  # a sweep
         return sorted(notes)
     if _holds_run(path):
         return [path]
@@ -165,7 +172,7 @@ def _holds_run(folder: Path) -> bool:
 
 
 def _is_run(folder: Path, names: set[str]) -> bool:
-    return (".hydra" in names and (folder / ".hydra").is_dir()) or {"config.yaml", METRICS} <= names
+    return (".hydra" in names and os.path.isdir(folder / ".hydra")) or {"config.yaml", METRICS} <= names
 
 
 def _run_folder(sweep: Path, job: Mapping[str, Any]) -> Path | None:

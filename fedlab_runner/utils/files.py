@@ -154,8 +154,12 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def user_cache() -> Path:
-    """The folder in which this package keeps files for later runs of the same user, who may delete it at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedlab"
+    """The folder in which this package keeps files for later runs of the same user, who may delete it at any time.
+
+    It may not be writable. A user without a home folder, as one of a container's without an entry, has that of `/`.
+    """
+    home = os.path.expanduser("~")
+    return Path(os.environ.get("XDG_CACHE_HOME") or ("/.cache" if home == "~" else f"{home}/.cache")) / "fedlab"
 
 
 def make_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A step that the compiler cannot read whole is told of, and executor=auto does not take it."""
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -110,3 +111,18 @@ def test_a_library_that_cannot_be_loaded_is_compiled_again_once(
     with nullcontext() if failures == 1 else pytest.raises(RuntimeError, match="file too short"):
         graph(torch.ones(2))
     assert tried == tries and library.exists() == (failures > 1)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_compiled_code_has_another_folder_where_the_users_cache_cannot_be_written(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user has the home folder `/`: torch has a folder of its own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which is put back afterwards
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    if not writable:
+        cache.touch()
+    graph_of(lambda x: x)
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR", "").startswith(str(cache)) == writable

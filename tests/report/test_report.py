@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import errno
 import hashlib
 import html
 import json
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -1127,3 +1129,24 @@ def test_what_cannot_be_reported_on_is_one_line(
     for number in ("nan", "inf"):
         assert f"--target must be a finite number, got {number}" in refused(outputs, "--target", number)
     assert "no run belongs to experiment=feddle/table7" in refused(outputs, "--experiment", "feddle/table7")
+
+
+def test_a_folder_that_this_user_may_not_list_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user's, made under umask 077: one run of two, and the given folder."""
+    write_run(tmp_path, "algorithm=fedavg", "seed=0", *EVERY, rows=curve(0.1))
+    closed = write_run(tmp_path, "algorithm=fedavg", "seed=1", *EVERY, rows=curve(0.1))
+
+    def refusing(real: Any) -> Any:
+        def call(path: Any, *arguments: Any, **options: Any) -> Any:
+            if closed in (Path(path), *Path(path).parents):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for module, name in ((os, "scandir"), (os, "open"), (Path, "stat")):
+            patch.setattr(module, name, refusing(getattr(module, name)))
+        assert find([tmp_path]).unreadable == {str(closed): "config.yaml cannot be read (Permission denied)"}
+        with pytest.raises(UserError, match="cannot be read"):
+            find([closed])
