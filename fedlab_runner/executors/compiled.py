@@ -4,7 +4,7 @@ Gathering the gradient into a vector and updating a whole vector would cost as m
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from fedlab_runner.core.model_family import Batch, ModelFamily
 from fedlab_runner.core.optimizer import Masked, Optimizer
 from fedlab_runner.core.work import Work
 from fedlab_runner.executors.graphs import kept_graph
-from fedlab_runner.utils.signals import deferred
+from fedlab_runner.utils.signals import check, deferred
 
 Layers = list[Tensor]  # the parameters of one model, or of A models [A, ...]
 # (layers, carried, slots, lr, t, inputs, targets, mask, *own) -> the loss, a scalar or [A]
@@ -124,9 +124,23 @@ def _moved(
         if not t or work.per_step is not None:
             each = work.own(rows, t)
             own = (*(each if models else (o[0] for o in each)), *work.common)
-        with nullcontext() if ready or t else deferred():
+        with nullcontext() if ready or t else _compiling():
             loss = step(layers, carried, slots, feed.lr, feed.times[t], *batch, *own)
         yield loss
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Raises Interrupted at the end of the block for a signal that comes within the block, also in the place of the
+    block's error: Ctrl-C in a terminal, like the signal of a job, ends the system's compiler too, whose failure would
+    then count as one of the work.
+    """
+    try:
+        with deferred():
+            yield
+    except Exception:
+        check()
+        raise
 
 
 def _batches(work: Work, indices: Tensor, masks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

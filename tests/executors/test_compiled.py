@@ -1,5 +1,7 @@
 """What a compiled step computes, before the compiler has it: layer by layer, it is the loop's step on vectors."""
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +15,17 @@ from fedlab_runner.core.executor import Executor
 from fedlab_runner.core.joined_models import Carrying, Pair
 from fedlab_runner.core.model_family import Batch, FunctionalModel
 from fedlab_runner.executors import graphs
+from fedlab_runner.executors._autotune.measure import agrees
 from fedlab_runner.executors.loop import Loop
 from fedlab_runner.executors.vectorized import Vectorized
+from fedlab_runner.utils import signals
+from fedlab_runner.utils.errors import Interrupted
 from tests.executors.test_contract import EVERYONE, SETTINGS, train
 from tests.helpers.added import ADDED, data, draws, scaled
+from tests.helpers.in_process import own_handlers
 from tests.helpers.kinds import in_turns
 from tests.helpers.toy import federation, mlp, normed
+from tests.helpers.work import work_of
 
 OF_COMPILED: dict[str, Executor] = {"loop": Loop(compile=True), "chunks": Vectorized(chunk_size=3, compile=True)}
 FROZEN = ("0.weight", "0.bias")
@@ -117,6 +124,22 @@ def test_layers_of_joined_models(executor: str, setting: str, kind: str, compile
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
     assert compiled and all(compiled)
+
+
+def test_a_signal_that_ends_the_systems_compiler_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C in a terminal does: `auto` would note an executor that cannot do the work."""
+
+    def graph_of(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def step(*arguments: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("CppCompileError: C++ compile error")
+
+        return step
+
+    monkeypatch.setattr(graphs, "graph_of", graph_of)
+    fed = federation()
+    with own_handlers(), pytest.raises(Interrupted), signals.raised():
+        agrees(work_of(fed), "compiled", Loop(compile=True), Loop(compile=False))
 
 
 def dropping() -> nn.Module:
