@@ -3,6 +3,9 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -39,10 +42,13 @@ def is_installed(path: str | Path) -> bool:
 
 
 def is_edited(name: str, path: Path) -> bool:
-    """Whether the file of an imported module has changed since the import. A module that was imported before this one
-    counts as imported with this one.
+    """Whether the file of an imported module has changed since the import. A module that was imported before this one,
+    or that Python's own finder does not find, counts as imported at the time of this process's clock.
     """
-    return path.stat().st_ctime_ns > _imported.get(name, _BEGAN)
+    changed = path.stat().st_ctime_ns
+    if name in _found:  # a file server's clock, or one that was set, may be ahead of the process's own
+        return changed != _found[name]
+    return changed > _imported.get(name, _BEGAN)
 
 
 def is_reloaded(name: str, importer: str) -> bool:
@@ -51,16 +57,25 @@ def is_reloaded(name: str, importer: str) -> bool:
 
 
 class _Clock:
-    """The first of the finders that Python asks for a module. It finds none, and notes when it is asked."""
+    """The first of the finders that Python asks for a module. It finds none, and notes when it is asked, and when the
+    file last changed.
+    """
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> None:
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         _imported[name] = time.time_ns()
+        _found.pop(name, None)
+        if not any(map(is_installed, path or ())):
+            spec = PathFinder.find_spec(name, path)
+            with suppress(OSError):
+                if spec is not None and spec.origin is not None:
+                    _found[name] = os.stat(spec.origin).st_ctime_ns
         if target is not None:
             _reloaded.add(name)
 
 
 _BEGAN = time.time_ns()  # about when the process imported this package
 _imported: dict[str, int] = {}  # when each module was imported, or reloaded, since then
+_found: dict[str, int] = {}  # when the file of each of these last changed, by the file system's clock
 _reloaded: set[str] = set()
 sys.meta_path.insert(0, _Clock)

@@ -200,6 +200,21 @@ def test_a_file_that_was_edited_before_the_first_run_of_the_process(
     code_of(fingerprint(cfg))
 
 
+def test_files_of_another_clock_are_as_they_were_imported(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server's clock may be ahead, and that of a machine may be set back. An edit counts under each clock."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: 0)
+        cfg = user.config()
+    code_of(fingerprint(cfg))
+    path = user.code / f"mine{user.n}.py"
+    text, before = path.read_text(), path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        path.write_text(text + "X = 1\n")
+    monkeypatch.setattr(code_hash, "_read", {})
+    with pytest.raises(UserError, match="was edited"):
+        code_of(fingerprint(cfg))
+
+
 def test_libraries_inside_a_users_project_are_none_of_his_code(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     place = user.code / ".venv" / "lib" / "site-packages"
     user.write(f".venv/lib/site-packages/library{user.n}.py", "")
