@@ -90,7 +90,7 @@ class Attempt:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)  # a link, not its target
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o644)
+            self._descriptor = os.open(self._path, flags, 0o666)
             os.lseek(self._descriptor, NOTE_BYTES, os.SEEK_SET)
             if not faulthandler.is_enabled():  # else another program has its own handler
                 faulthandler.enable(self._descriptor)

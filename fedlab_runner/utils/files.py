@@ -89,7 +89,7 @@ def open_own(path: Path, flags: int, alone: bool = True) -> int:
     (a hard link, such as a backup's) is copied first: the second name keeps the old content.
     """
     try:  # without waiting for the other end of a pipe
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO) and path.parent.is_dir():
             raise UserError(_NOT_OURS.format(path)) from error
