@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ Graph = Callable[..., Any]  # a compiled function
 _numbers = itertools.count()  # of the graphs of this process
 _whole_only: ContextVar[bool] = ContextVar("whole_only", default=False)  # see `whole_graphs`
 _CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable of torch
+PROBE_BYTES = 2**20  # that the user's cache must have room for: about what a few graphs take
 _BROKEN_LIBRARY = re.compile(r"ImportError: (\S+\.so): ")  # in an error of the compiler
 
 
@@ -101,9 +104,10 @@ def graph_of(function: Any, *, layer_by_layer: bool = False, whole: bool = False
     return step
 
 
+@cache
 def _writable_cache() -> str | None:
-    """The folder for compiled code in the user's cache; None: it cannot be written to, as in a container where the home
-    folder is `/`.
+    """The folder for compiled code in the user's cache; None, with a warning: it cannot be written to, as in a
+    container where the home folder is `/`, or where a quota is used up.
 
     torch's default, in the system's folder for temporary files, is empty after a restart and, on a cluster, for each
     job.
@@ -111,9 +115,14 @@ def _writable_cache() -> str | None:
     folder = user_cache() / "compiled" / machine_type()
     try:
         make_folder(folder)
-    except OSError:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        _log.warning("compiled code goes to a temporary folder: %s cannot be written to (%s)", folder, error.strerror)
         return None
-    return str(folder) if os.access(folder, os.W_OK | os.X_OK) else None
+    return str(folder)
 
 
 def _unloadable(error: str) -> Path | None:

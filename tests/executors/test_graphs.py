@@ -1,5 +1,6 @@
 """A step that the compiler cannot read whole is told of, and executor=auto does not take it."""
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlab_runner.executors import graphs
 from fedlab_runner.executors._autotune.measure import agrees
 from fedlab_runner.executors.graphs import graph_of, whole_graphs
 from fedlab_runner.executors.loop import Loop
@@ -113,16 +115,27 @@ def test_a_library_that_cannot_be_loaded_is_compiled_again_once(
     assert tried == tries and library.exists() == (failures > 1)
 
 
-@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("fault", [None, "no folder", "no room"])
 def test_compiled_code_has_another_folder_where_the_users_cache_cannot_be_written(
-    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a container whose user has the home folder `/`: torch has a folder of its own."""
+    """As in a container whose user has the home folder `/`, and where a quota is used up: torch has its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which is put back afterwards
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    if not writable:
+    if fault == "no folder":
         cache.touch()
-    graph_of(lambda x: x)
-    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR", "").startswith(str(cache)) == writable
+    if fault == "no room":
+
+        def full(descriptor: int) -> None:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+        monkeypatch.setattr(graphs, "make_folder", lambda folder: folder.mkdir(parents=True))
+        monkeypatch.setattr(os, "fsync", full)
+    graphs._writable_cache.cache_clear()
+    for _ in range(2):
+        graph_of(lambda x: x)
+    graphs._writable_cache.cache_clear()
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR", "").startswith(str(cache)) == (fault is None)
+    assert len(told(caplog)) == (fault is not None)
