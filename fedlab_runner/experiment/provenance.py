@@ -162,4 +162,5 @@ def _commit(folder: Path) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    told = subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
+    return told.decode(errors="replace").strip()  # with core.quotepath=false it shows any bytes of a name

@@ -236,6 +236,18 @@ def test_the_commit_of_a_users_repository_is_noted(user: User, monkeypatch: pyte
     assert noted == [{user.code: commit.strip()}, {user.code: commit.strip() + "-dirty"}]
 
 
+def test_a_repository_whose_names_are_no_text_has_a_commit(tmp_path: Path) -> None:
+    """git shows them as they are with core.quotepath=false, which people with umlauts set."""
+    name = os.fsencode(tmp_path) + b"/\xfc.txt"
+    Path(os.fsdecode(name)).write_text("x")
+    for arguments in (["init", "-q"], ["config", "core.quotepath", "false"], ["add", "."]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    subprocess.run(["git", "-C", str(tmp_path), *who, "commit", "-qm", "x"], check=True)
+    Path(os.fsdecode(name)).write_text("longer")
+    assert str(provenance._commit(tmp_path)).endswith("-dirty")
+
+
 def test_a_summary_without_its_code_is_written_anew(user: User) -> None:
     """The run continues from its checkpoint; starts whose lines are damaged are passed over."""
     run_in(user.run, user.config("rounds=1"))
