@@ -42,13 +42,14 @@ def is_installed(path: str | Path) -> bool:
 
 
 def is_edited(name: str, path: Path) -> bool:
-    """Whether the file of an imported module has changed since the import. A module that was imported before this one,
-    or that Python's own finder does not find, counts as imported at the time of this process's clock.
+    """Whether the file of an imported module has changed since the import. A module that was imported before this one
+    counts as imported with this one.
+
+    A date later than the import is none of an edit where the import has seen it too: a file server's clock may be ahead
+    of the process's own.
     """
     changed = path.stat().st_ctime_ns
-    if name in _found:  # a file server's clock, or one that was set, may be ahead of the process's own
-        return changed != _found[name]
-    return changed > _imported.get(name, _BEGAN)
+    return changed > _imported.get(name, _BEGAN) and changed != _found.get(name)
 
 
 def is_reloaded(name: str, importer: str) -> bool:
