@@ -61,7 +61,8 @@ class DefKT(DecentralizedAlgorithm[Clients]):
                 PairLoss((1.0, 1.0), (1.0, 1.0)),
             )
             received, _ = pair.part(cohort.train(start, loss=loss, counted=False))
-            fed.metrics.report(mutual_loss=_mean_loss(cohort))
+            if bool(cohort.finite.any()):
+                fed.metrics.report(mutual_loss=_mean_loss(cohort))
         else:
             received = trained.after
         fed.metrics.count_payload(upload=trained.after.numel(), models=len(senders))
@@ -79,10 +80,10 @@ class DefKT(DecentralizedAlgorithm[Clients]):
 
 
 def _mean_loss(cohort: Cohort) -> float:
-    """The cohort's mean loss over the last epoch, weighted by examples."""
+    """The mean loss over the last epoch of the pairs that are finite, at least one, weighted by examples."""
     assert cohort.last_loss is not None
-    weights = cohort.num_examples.to(cohort.last_loss)
-    return float(cohort.last_loss @ weights / weights.sum())
+    weights = cohort.num_examples.to(cohort.last_loss)[cohort.finite]
+    return float(cohort.last_loss[cohort.finite] @ weights / weights.sum())
 
 
 def _pairs(fed: Federation) -> tuple[np.ndarray, np.ndarray]:

@@ -233,8 +233,8 @@ class Federation:
 
     @property
     def population(self) -> int:
-        """How many clients there are, without those that are held out."""
-        return self.num_clients - len(self.held_out)
+        """How many clients may train: N of the algorithms."""
+        return len(self.participants)
 
     @property
     def client_values(self) -> int:

@@ -1,11 +1,14 @@
 """Def-KT: who is paired, what is sent, and that receivers do not change senders."""
 
+import math
+
 import pytest
 import torch
 
 from fedlab_runner.algorithms.def_kt import _pairs
 from fedlab_runner.algorithms.shared.decentralized import Clients
 from fedlab_runner.core.rng import Purpose, generator
+from fedlab_runner.core.update_guard import Guard
 from fedlab_runner.topologies.star import Star
 from fedlab_runner.utils.errors import UserError
 from tests.helpers.mixed import distinct
@@ -37,6 +40,22 @@ def test_the_training_loss_of_def_kt_is_the_senders() -> None:
         seen.append(fed.collect())
     assert seen[0]["train/loss"] == seen[1]["train/loss"] > 0
     assert "algorithm/mutual_loss" not in seen[0] and seen[1]["algorithm/mutual_loss"] > seen[1]["train/loss"]
+
+
+def test_pairs_that_are_not_finite_are_left_out_of_their_loss() -> None:
+    """As clients are left out of train/loss. Where no pair is finite there is no loss."""
+    found = []
+    for scale, spoilt in ((1.0, []), (float("nan"), [0]), (float("nan"), [0, 1, 2])):
+        fed, built = federation([8] * 6, cohort=3), algorithm("def_kt", epochs=2)
+        fed.trainer.guard, receivers = Guard("drop"), _pairs(fed)[1]
+        for client in receivers[spoilt].tolist():
+            fed.client_data.inputs[torch.from_numpy(fed.client_data.members(client))] *= scale
+        fed.begin(0, 1.0)
+        built.round(built.init(fed), fed)
+        found.append(fed.collect().get("algorithm/mutual_loss"))
+    whole, part, nothing = found
+    assert whole is not None and part is not None and nothing is None
+    assert math.isfinite(part) and part != whole
 
 
 def test_def_kt_needs_half_of_the_clients() -> None:

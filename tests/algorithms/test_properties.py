@@ -270,6 +270,17 @@ def test_examples_that_all_occur_three_times_change_nothing_and_a_client_that_is
     check(name, SIZE_COUNTS, everything(one), [*of_four[0], *of_four[1]])
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_without_examples_is_none(name: str) -> None:
+    """It never starts (`drop_empty=false`), and no mean over all clients counts it."""
+    parts, asked = cut(5, 9, 2, 14, 7, 6), [1, 3, 4] if name in DECENTRALIZED else range(6)
+    one = result(name, parts, asked=asked)
+    other = result(name, [*parts, np.arange(0), np.arange(0)], asked=asked)
+    of_six = [found[:6] if len(found) > 6 else found for found in (other.models, other.own)]
+    check(name, {}, everything(one), [*of_six[0], *of_six[1]])
+    same_metrics(one.metrics, other.metrics)
+
+
 # --- limits ---
 
 # Servers that train with a learning rate of their own: where the clients stand still they continue.
