@@ -94,7 +94,7 @@ class FedBE(ServerDataAlgorithm[ModelUpdate]):
         rng, y = generator(fed.seed, Purpose.ALGORITHM, fed.round), arrivals.upload.models
         teachers = [*y, x, *self._samples(fed.family, state.params, y, x, rng)]
         p = mean_answers(fed, teachers, lambda logits: F.softmax(logits, -1))
-        p = p ** (1 / self.temperature)
+        p = (p / p.amax(-1, keepdim=True)) ** (1 / self.temperature)  # the largest 1: not all of them underflow
         return Params(self._taught(fed, x, p / p.sum(-1, keepdim=True)))
 
     def stands_still(self, arriving: Sequence[np.ndarray]) -> str | None:

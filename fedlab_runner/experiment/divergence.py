@@ -15,10 +15,11 @@ def check_finite(algorithm: Algorithm[Any], fed: Federation, before: Any, after:
     """Raises Diverged if the round from the State `before` to `after`, with these metrics, left a training loss or a
     model that is not finite, or a running variance below zero.
     """
-    loss = metrics.get("train/loss")  # None if no client has trained
+    loss = metrics.get("train/loss")  # None if no client has trained, or none to a finite model
     diagnosis = f"the run diverged in round {fed.round + 1}" + ("" if loss is None else f" (train/loss {loss:.3g})")
     rates = "local.lr or server_optimizer.lr," if fed.server_steps.optimized else "local.lr"
-    lower = "lower the algorithm's rates" if loss is None else f"lower {rates} or set local.clip_norm"
+    idle = loss is None and not metrics.get("updates/not_finite")  # the clients
+    lower = "lower the algorithm's rates" if idle else f"lower {rates} or set local.clip_norm"
     if loss is not None and not math.isfinite(loss):
         raise Diverged(f"{diagnosis}: {lower}")
     for family, model in changed_models(fed, algorithm.models(before), algorithm.models(after)):
@@ -28,7 +29,7 @@ def check_finite(algorithm: Algorithm[Any], fed: Federation, before: Any, after:
             made = f"the model that {type(algorithm).__name__}.round made{of}"
             fault = f"{made} is not finite" if loss is None else f"the loss is finite, but not {made}"
             rest = "or mend the step of an own algorithm or server optimiser"
-            of_server = "" if loss is None else "lower the algorithm's rates, "
+            of_server = "" if idle else "lower the algorithm's rates, "
             raise Diverged(f"{diagnosis}: {fault}: {lower}, {of_server}{rest}")
         if bool(family.bad_statistics(model[None, family.num_params :]).any()):
             raise Diverged(

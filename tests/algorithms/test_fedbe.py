@@ -61,6 +61,15 @@ def test_fedbe_is_distillation_written_out(swa_start: int, averaged: tuple[int, 
     close(trained("fedbe", 1, {"sizes": (8, 20), "server": server_data(40)}, **settings), expected)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-300])
+def test_the_sharpest_teachers_name_one_class(temperature: float) -> None:
+    """Where p^(1 / temperature) is 0 in any number type."""
+    settings: dict[str, Any] = {"num_samples": 0, "weight_decay": 0.0, "temperature": temperature, "lr": 0.05}
+    limit = trained("fedbe", 1, LATE, **(settings | {"temperature": 1e-2}))
+    found = trained("fedbe", 1, LATE, **settings)
+    assert found.isfinite().all() and float((found - limit).abs().max()) < 0.1
+
+
 def samples(y: Tensor, x: Tensor, mean: Tensor, build: Any = mlp, **overrides: Any) -> Tensor:
     built: Any = algorithm("fedbe", **overrides)
     family = federation(build=build).family

@@ -29,6 +29,14 @@ def test_where_no_client_trains_neither_their_loss_nor_their_rate_is_named(tmp_p
         run_in(tmp_path, composed("algorithm=center", "algorithm.lr=1e30", "model=mlp", "rounds=2"))
 
 
+def test_where_no_client_has_trained_to_a_finite_model_their_rate_is_named(tmp_path: Path) -> None:
+    """HFCL's server trains with it, and has no other."""
+    line = r"the model that HFCL\.round made of 0 updates is not finite: lower local\.lr or set local\.clip_norm, "
+    overrides = ("algorithm=hfcl", "local.lr=1e38", "local.steps=9", "local.epochs=null", "model=mlp", "delay=none")
+    with pytest.raises(Diverged, match=line):
+        run_in(tmp_path, composed(*overrides, "rounds=2", "nonfinite=drop"))
+
+
 def test_where_the_servers_training_has_left_a_huge_model_clients_are_not_blamed_alone(tmp_path: Path) -> None:
     """The client's own training loss is not a number, one round later."""
     line = r"training loss nan, from a model that had diverged before, with the loss \S+\): .*the algorithm's rates"
