@@ -20,6 +20,7 @@ from fedlab_runner.core.federation import Federation
 from fedlab_runner.core.footprint import CohortLoad, Footprint, client_rows
 from fedlab_runner.core.rng import Purpose, generator
 from fedlab_runner.core.updates import Updates
+from fedlab_runner.utils.counting import count_of
 from fedlab_runner.utils.validate import at_least, one_of, within
 
 _log = logging.getLogger(__name__)
@@ -96,10 +97,9 @@ class FedCDA(ServerAlgorithm[FedCDAState, FedCDAUpload]):
             raise ValueError(f"batches must be >= {least} for {clients} clients a round, got {self.batches}: {tried}")
         if self.batches > clients:
             _log.warning(
-                "algorithm.batches is %d, but a round has %d clients: there are %d batches",
+                "algorithm.batches is %d, but a round has %s: there can be no more batches",
                 self.batches,
-                clients,
-                clients,
+                count_of(clients, "client"),
             )
 
     def footprint(self, fed: Federation, load: CohortLoad) -> Footprint:

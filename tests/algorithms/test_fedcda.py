@@ -239,13 +239,14 @@ def test_fewer_clients_than_batches() -> None:
     assert torch.equal(one.params, other.params)
 
 
-def test_more_batches_than_clients_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    fed, built = federation(**LATE), fedcda(batches=7)
+@pytest.mark.parametrize(("cohort", "clients"), [(3, "3 clients"), (1, "1 client")])
+def test_more_batches_than_clients_is_said_once(caplog: pytest.LogCaptureFixture, cohort: int, clients: str) -> None:
+    fed, built = federation(**(LATE | {"cohort": cohort})), fedcda(batches=7)
     with caplog.at_level(logging.WARNING):
         built.check(fed)
         run(built, fed, 5)
     assert [record.getMessage() for record in caplog.records] == [
-        "algorithm.batches is 7, but a round has 3 clients: there are 3 batches"
+        f"algorithm.batches is 7, but a round has {clients}: there can be no more batches"
     ]
 
 
