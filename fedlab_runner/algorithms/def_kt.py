@@ -40,8 +40,8 @@ class DefKT(DecentralizedAlgorithm[Clients]):
     def check(self, fed: Federation) -> None:
         if 2 * fed.cohort_size > fed.population:
             raise UserError(
-                f"participation must be at most half of the {fed.population} clients, because as many receive, got "
-                f"{fed.cohort_size} senders"
+                f"participation must be at most half of the {fed.population} clients that may train, because as many "
+                f"receive, got {fed.cohort_size} senders"
             )
 
     def init(self, fed: Federation) -> Clients:

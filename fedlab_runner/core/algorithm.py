@@ -283,8 +283,8 @@ class DecentralizedAlgorithm(Algorithm[State], Generic[State]):
         """Raises UserError if all clients would send, so that none could aggregate."""
         if fed.cohort_size >= fed.population:
             raise UserError(
-                f"participation must leave one of the {fed.population} clients to aggregate what the others send, got "
-                f"{fed.cohort_size} senders"
+                f"participation must leave one of the {fed.population} clients that may train to aggregate what the "
+                f"others send, got {fed.cohort_size} senders"
             )
 
     def operations(self, fed: Federation, local: float) -> float:

@@ -149,7 +149,7 @@ def test_a_mix_runs_and_says_how_each_architecture_does(tmp_path: Path) -> None:
             ["algorithm=dfml", "model=mix", "num_clients=1"],
             r"^(model\.models must be at most|participation\.cohort_size)",
         ),
-        (["algorithm=dfml", "participation.cohort_size=12"], r"^participation must leave one of the 12 clients to agg"),
+        (["algorithm=dfml", "participation.cohort_size=12"], r"^participation must leave one of the 12 clients that "),
         (["algorithm=heterofl", "model=mix"], r"^algorithm=heterofl needs models that differ in width alone: "),
         (["algorithm=def_kt", "model=mix"], r"^algorithm=def_kt needs one architecture for all clients, got 2: "),
         (["algorithm=def_kt", "participation.cohort_size=7"], r"^participation must be at most half of the 12 clients"),

@@ -82,9 +82,13 @@ def test_those_who_are_not_there_keep_their_models(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVERLESS)
 def test_more_senders_than_there_can_be_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"^participation must .* 4 clients.*got 4 senders$") as error:
-        algorithm(name).check(federation(EQUAL, cohort=4))
-    assert "\n" not in str(error.value)
+    """Of the clients that may train: one without examples neither sends nor aggregates."""
+    for sizes in (EQUAL, (*EQUAL, 0)):
+        with pytest.raises(
+            UserError, match=r"^participation must .* 4 clients that may train.*got 4 senders$"
+        ) as error:
+            algorithm(name).check(federation(sizes, cohort=4))
+        assert "\n" not in str(error.value)
 
 
 def test_what_is_sent_is_counted() -> None:
