@@ -229,8 +229,7 @@ class WandbTracker:
         import wandb
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Set for the process first: this keeps `init` from asking for a key.
-        wandb.setup(wandb.Settings(silent=True))
+        service.set_up()  # before `init`, which would ask for a key
         service.list_packages_once()
         settings = wandb.Settings(
             silent=True,

@@ -1,18 +1,36 @@
 """Calls to W&B's service. All runs of a process share one service."""
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 from fedlab_runner.tracking.service_calls import last_line
 
 
 def server() -> str:
     """The address of the server to which W&B sends runs."""
+    return str(set_up().settings.base_url)
+
+
+def set_up() -> Any:
+    """W&B's settings and process for all runs of this one. The process may have to start."""
     import wandb
 
-    return str(wandb.setup(wandb.Settings(silent=True)).settings.base_url)
+    _let_a_start_fail()
+    return wandb.setup(wandb.Settings(silent=True))
+
+
+@cache
+def _let_a_start_fail() -> None:
+    """Where its process does not start, W&B 0.31 waits for ever: to report that, it takes a lock that it holds."""
+    from wandb.sdk import wandb_setup
+
+    if isinstance(getattr(wandb_setup, "_singleton_lock", None), type(threading.Lock())):
+        again: Any = threading.RLock()  # which its holder may take again
+        wandb_setup._singleton_lock = again
 
 
 class _Messages:

@@ -197,6 +197,17 @@ def test_a_setting_that_wandb_refuses_blames_no_variable(tmp_path: Path, caplog:
     assert "WANDB_" not in caplog.messages[0]
 
 
+def test_a_process_of_wandb_that_does_not_start_is_a_warning(tmp_path: Path) -> None:
+    """As where it takes too long, or the machine has no more processes."""
+    told = {"folder": str(tmp_path / ID), "logger": vars(logger(tmp_path)), "id": ID, "start": -1, "rounds": 2}
+    told |= {"pause": None, "kill": None, "patience": 1.0}
+    broken = "from wandb.sdk.lib.service import service_process as p; p.get_core_path = lambda: '/bin/false'"
+    command = [sys.executable, "-c", f"{broken}\n{SESSION}", json.dumps(told)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "WARNING W&B could not be started (" in found.stderr and "Traceback" not in found.stderr
+    assert len(expected(tmp_path)) == 3
+
+
 def test_a_variable_that_wandb_refuses_in_its_own_way_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
