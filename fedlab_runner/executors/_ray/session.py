@@ -201,7 +201,7 @@ def _unreachable(address: str | None, answer: Any) -> str:
     if address is None:
         return (
             f"no Ray cluster can be started: {gone.reason}; Ray's logs may say more (ray/session_latest/logs in the "
-            "folder for temporary files)"
+            "folder for temporary files; RAY_TMPDIR names another one, such as one with a shorter name)"
         )
     reason = f"executor.address {address} cannot be reached: {gone.reason}"
     return f"{reason}; is it up (ray status), and is this its address?"
